@@ -1,0 +1,3 @@
+//! Hosting plugins: engine, limits, permissions, directory.
+
+pub mod bindings;

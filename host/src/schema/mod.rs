@@ -1,0 +1,3 @@
+//! Table schemas: versions, history, differences and what they mean.
+
+pub mod table;

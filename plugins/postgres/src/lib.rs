@@ -1,0 +1,1 @@
+//! Destination plugin `postgres`.
