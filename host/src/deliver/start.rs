@@ -1,0 +1,231 @@
+//! Everything that has to be true before anything starts.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::config::{Config, DestinationConfig, Mode};
+use crate::error::{Error, Exit, Result};
+use crate::plugin::{Directory, EngineOptions, Plugin, PluginEngine, SettingsSchema};
+use crate::position::{Lsn, SnapshotId};
+use crate::schema::table::{Origin, ReplicaIdentity, TableSchema};
+use crate::source::catalog::{PublishedTable, SourceFacts, check_source, published_tables, table_schema};
+use crate::source::config::SourceConfig;
+use crate::source::replication::{CreatedSlot, ReplicationConnection, SlotKind};
+use crate::source::session::{Session, connect};
+use crate::store::{Loaded, SlotRecord, SourceRecord, Store};
+
+/// How long the slot may wait for transactions that are open at the source.
+const SLOT_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Loads every destination's plugin, and checks its settings, mode and grants.
+///
+/// Errors: `plugin.*`, each naming the destination (exit code 2).
+pub async fn load_plugins(config: &Config) -> Result<Vec<Arc<Plugin>>> {
+    let engine = PluginEngine::new(EngineOptions::new(config.pipeline.state.join("cache")))?;
+    let mut plugins = Vec::new();
+    for destination in &config.destinations {
+        let plugin = load_plugin(config, destination, &engine).await.map_err(|error| {
+            error.context(format_args!("destination `{}`", destination.name)).exit(Exit::Usage)
+        })?;
+        plugins.push(plugin);
+    }
+    Ok(plugins)
+}
+
+async fn load_plugin(config: &Config, destination: &DestinationConfig, engine: &PluginEngine) -> Result<Arc<Plugin>> {
+    let file = Directory::find(&config.pipeline.plugins, &destination.plugin)?;
+    let plugin = engine.load(&file).await?;
+    check_plugin(destination, &plugin)?;
+    Ok(plugin)
+}
+
+/// Whether the configuration fits the plugin: settings, mode, grants.
+pub fn check_plugin(destination: &DestinationConfig, plugin: &Plugin) -> Result<()> {
+    let manifest = &plugin.manifest;
+    SettingsSchema::new(&plugin.name, &manifest.settings_schema)?.check("its settings", &destination.settings)?;
+    let mode = destination.mode.as_str();
+    if !manifest.capabilities.iter().any(|known| known == mode) {
+        return Err(Error::usage("plugin.mode", format!("plugin `{}` does not support `mode = \"{mode}\"`", plugin.name))
+            .next("Choose the other mode, or another plugin."));
+    }
+    if let Some(missing) = destination.grants.missing(&manifest.permissions, &destination.settings).first() {
+        return Err(Error::usage("plugin.grant", format!("plugin `{}` needs a permission: {missing}", plugin.name))
+            .next("Grant it in [destination.grant], or choose another plugin."));
+    }
+    Ok(())
+}
+
+/// A published table, as it is now.
+pub struct SourceTable {
+    /// Who it is.
+    pub table: PublishedTable,
+    /// What it looks like.
+    pub schema: TableSchema,
+}
+
+/// What the source was found to be.
+pub struct Source {
+    /// Its settings and objects.
+    pub facts: SourceFacts,
+    /// The published tables.
+    pub tables: Vec<SourceTable>,
+    /// Proves DDL messages; none without the trigger.
+    pub key: Option<Vec<u8>>,
+}
+
+/// Checks the source and reads its tables.
+pub async fn look_at_source(source: &SourceConfig) -> Result<Source> {
+    let session = connect(source).await?;
+    let facts = check_source(&session, source).await?;
+    let key = crate::source::trigger::secret_key(&session).await?;
+    let mut tables = Vec::new();
+    for table in published_tables(&session, &source.publication).await? {
+        if let Some(schema) = schema_now(&session, source, table.oid).await? {
+            tables.push(SourceTable { table, schema });
+        }
+    }
+    Ok(Source { facts, tables, key })
+}
+
+async fn schema_now(session: &Session, source: &SourceConfig, oid: u32) -> Result<Option<TableSchema>> {
+    table_schema(&**session, oid, &source.publication, SnapshotId::default(), Origin::Catalog).await
+}
+
+/// Whether a destination can take its tables at all.
+///
+/// Errors: `table.none`, `table.no-key`, `table.partial-rows` (exit code 3).
+pub fn check_tables(destination: &DestinationConfig, plugin: &Plugin, source: &Source) -> Result<()> {
+    let taken: Vec<&TableSchema> = source
+        .tables
+        .iter()
+        .map(|table| &table.schema)
+        .filter(|schema| destination.tables.matches(&schema.name))
+        .collect();
+    if taken.is_empty() {
+        return Err(Error::no("table.none", format!("destination `{}` takes none of the published tables", destination.name))
+            .next("Add tables to the publication, or mend `tables` of the destination."));
+    }
+    if destination.mode != Mode::Merge {
+        return Ok(());
+    }
+    let keyless = names(taken.iter().filter(|schema| schema.merge_key().is_empty()));
+    if !keyless.is_empty() {
+        return Err(Error::no(
+            "table.no-key",
+            format!("destination `{}`: {keyless} cannot be merged, for want of a published key", destination.name),
+        )
+        .next("Give each a primary key or REPLICA IDENTITY USING INDEX, leave it out with `\"!schema.table\"` in `tables`, or use `mode = \"changes\"`."));
+    }
+    if !plugin.manifest.capabilities.iter().any(|known| known == "partial-rows") {
+        let partial = names(taken.iter().filter(|schema| schema.replica_identity != ReplicaIdentity::Full));
+        if !partial.is_empty() {
+            return Err(Error::no(
+                "table.partial-rows",
+                format!("destination `{}`: plugin `{}` needs whole rows, which {partial} does not send", destination.name, plugin.name),
+            )
+            .next("Run ALTER TABLE … REPLICA IDENTITY FULL for each, or use `mode = \"changes\"`."));
+        }
+    }
+    Ok(())
+}
+
+fn names<'a>(schemas: impl Iterator<Item = &'a &'a TableSchema>) -> String {
+    let mut names: Vec<String> = schemas.map(|schema| schema.name.to_string()).collect();
+    let more = names.len().saturating_sub(10);
+    names.truncate(10);
+    let list = names.join(", ");
+    if more > 0 { format!("{list} and {more} more") } else { list }
+}
+
+/// Makes sure that the slot is there and is the one the state knows (P8).
+pub(super) async fn ensure_slot(config: &Config, store: &Store, loaded: &Loaded, facts: &SourceFacts) -> Result<SourceRecord> {
+    let mut connection = ReplicationConnection::connect(&config.source).await?;
+    let system = connection.identify_system().await?;
+    let mut record = SourceRecord {
+        system: system.system,
+        timeline: system.timeline,
+        slot: config.source.slot.clone(),
+        publication: config.source.publication.clone(),
+        publication_oid: facts.publication_oid,
+        plugin: "pgoutput".to_owned(),
+        epoch: 0,
+        slot_state: SlotRecord::Intended,
+    };
+    let intended = match &loaded.source {
+        Some(known) => {
+            check_identity(known, &record)?;
+            record.epoch = known.epoch;
+            if let SlotRecord::Created { .. } = known.slot_state {
+                check_slot(config, loaded, facts)?;
+                return Ok(known.clone());
+            }
+            true
+        }
+        None => false,
+    };
+    if facts.slot.is_some() {
+        if !intended {
+            return Err(foreign_slot(config));
+        }
+        // Ours, from a start that ended before it could write so: nothing was read from it.
+        connection.drop_slot(&config.source.slot).await?;
+    }
+    store.save_source(record.clone()).await?;
+    let CreatedSlot { consistent_point, .. } =
+        connection.create_slot(&config.source.slot, SlotKind::Permanent, SLOT_TIMEOUT).await?;
+    record.slot_state = SlotRecord::Created { at: consistent_point };
+    store.save_source(record.clone()).await?;
+    tracing::info!(slot = %record.slot, at = %consistent_point, "created the replication slot");
+    Ok(record)
+}
+
+/// LSNs of another system or timeline mean another history.
+fn check_identity(known: &SourceRecord, found: &SourceRecord) -> Result<()> {
+    let pairs: BTreeMap<&str, (String, String)> = BTreeMap::from([
+        ("system identifier", (known.system.clone(), found.system.clone())),
+        ("timeline", (known.timeline.to_string(), found.timeline.to_string())),
+        ("slot", (known.slot.clone(), found.slot.clone())),
+        ("publication", (known.publication.clone(), found.publication.clone())),
+        ("publication's oid", (known.publication_oid.to_string(), found.publication_oid.to_string())),
+    ]);
+    for (what, (stored, now)) in pairs {
+        if stored != now {
+            return Err(Error::no(
+                "source.changed",
+                format!("the source is not the one this state belongs to: its {what} was {stored} and is {now}"),
+            )
+            .next("Point `source.url` at the old source, or begin with a new state directory, which copies everything again."));
+        }
+    }
+    Ok(())
+}
+
+fn check_slot(config: &Config, loaded: &Loaded, facts: &SourceFacts) -> Result<()> {
+    let slot = &config.source.slot;
+    let again = "Changes may be lost. Begin with a new state directory, which copies everything again.";
+    let Some(found) = &facts.slot else {
+        return Err(Error::no("slot.missing", format!("the replication slot `{slot}` is gone, and with it the log behind the checkpoints"))
+            .next(again));
+    };
+    let known: Vec<Lsn> = config
+        .destinations
+        .iter()
+        .filter_map(|destination| loaded.destinations.iter().find(|record| record.name == destination.name))
+        .map(|record| record.checkpoint)
+        .collect();
+    match known.iter().min() {
+        Some(smallest) if found.confirmed > *smallest => Err(Error::no(
+            "slot.ahead",
+            format!("the replication slot `{slot}` was confirmed up to {}, beyond the checkpoint {smallest}", found.confirmed),
+        )
+        .next(again)),
+        _ => Ok(()),
+    }
+}
+
+fn foreign_slot(config: &Config) -> Error {
+    let slot = &config.source.slot;
+    Error::no("slot.exists", format!("a replication slot `{slot}` exists, and the state directory {} does not know it", config.pipeline.state.display()))
+        .next(format!("If no other Tidegate uses it, run SELECT pg_drop_replication_slot('{slot}'); else choose another `pipeline.name`, or the state directory that belongs to it."))
+}
