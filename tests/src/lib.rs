@@ -1,1 +1,269 @@
+//! What the end-to-end tests share: servers, pipelines as child processes, waiting.
+//!
+//! Each test has its own databases, slot and directory; the servers are shared by the
+//! tests of one process.
 
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use tidegate::scratch::{Cluster, ClusterOptions};
+use tidegate::status::StatusReport;
+
+/// How long a condition may take to come true before its test fails.
+const PATIENCE: Duration = Duration::from_secs(90);
+
+/// The server that is replicated from.
+pub fn source() -> &'static Cluster {
+    static SOURCE: OnceLock<Cluster> = OnceLock::new();
+    SOURCE.get_or_init(cluster)
+}
+
+/// A server of its own for destinations: one in the source's cluster would delay the
+/// snapshots of copies.
+pub fn mirror() -> &'static Cluster {
+    static MIRROR: OnceLock<Cluster> = OnceLock::new();
+    MIRROR.get_or_init(cluster)
+}
+
+fn cluster() -> Cluster {
+    // A slot and a walsender for each pipeline of each test, and one more for its copies.
+    Cluster::start(&ClusterOptions::default()).expect("a scratch PostgreSQL cluster starts")
+}
+
+/// Makes a database whose name no other test has.
+pub fn database(cluster: &Cluster, test: &str) -> Database {
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    let name = format!("{test}_{}", COUNT.fetch_add(1, Ordering::Relaxed));
+    cluster.psql("postgres", &format!("CREATE DATABASE {name}")).expect("the database is created");
+    Database { url: cluster.url(&name), port: cluster.port(), name }
+}
+
+/// A test's database.
+pub struct Database {
+    /// For clients.
+    pub url: String,
+    /// The server's port on 127.0.0.1.
+    pub port: u16,
+    /// The database's name.
+    pub name: String,
+}
+
+impl Database {
+    /// Runs SQL with `psql`, all of it or an error, and returns what it prints.
+    pub fn sql(&self, sql: &str) -> String {
+        let output = Command::new("psql")
+            .args(["-X", "-q", "-A", "-t", "-v", "ON_ERROR_STOP=1", "-d", &self.url, "-c", sql])
+            .output()
+            .expect("psql runs");
+        assert!(output.status.success(), "psql: {}\n{sql}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).expect("UTF-8").trim_end().to_owned()
+    }
+
+    /// Rows of a table, as text, in an order of their own.
+    pub fn rows(&self, table: &str) -> Vec<String> {
+        self.sql(&format!("SELECT t::text FROM {table} t ORDER BY 1")).lines().map(str::to_owned).collect()
+    }
+}
+
+/// The binary under test: beside the test's own, or `TIDEGATE_BIN`.
+pub fn tidegate() -> PathBuf {
+    if let Some(binary) = std::env::var_os("TIDEGATE_BIN") {
+        return binary.into();
+    }
+    let test = std::env::current_exe().expect("the test knows its own path");
+    let profile = test.ancestors().nth(2).expect("a test is in <profile>/deps");
+    let binary = profile.join("tidegate");
+    assert!(binary.exists(), "{} is missing: run `cargo build -p tidegate` first", binary.display());
+    binary
+}
+
+/// The directory of built plugins: `TIDEGATE_TEST_PLUGINS`, or what `make plugins` fills.
+pub fn plugins() -> PathBuf {
+    let directory = std::env::var_os("TIDEGATE_TEST_PLUGINS").map_or_else(
+        || Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/plugins"),
+        PathBuf::from,
+    );
+    assert!(directory.exists(), "{} is missing: run `make plugins` first", directory.display());
+    directory
+}
+
+/// A pipeline, as configured, with a child process while it runs.
+pub struct Pipeline {
+    directory: tempfile::TempDir,
+    child: Option<Child>,
+}
+
+impl Pipeline {
+    /// Writes `tidegate.toml` in a directory of its own. `{dir}` in `destinations` stands
+    /// for that directory.
+    pub fn new(source: &Database, destinations: &str) -> Pipeline {
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        let config = format!(
+            "[pipeline]\nname = \"{name}\"\nstate = \"state\"\nplugins = \"{plugins}\"\n\n\
+             [source]\nurl = \"{url}\"\npublication = \"pub\"\n\n{destinations}\n",
+            name = source.name,
+            plugins = plugins().display(),
+            url = source.url,
+            destinations = destinations.replace("{dir}", &directory.path().display().to_string()),
+        );
+        std::fs::write(directory.path().join("tidegate.toml"), config).expect("the configuration is written");
+        Pipeline { directory, child: None }
+    }
+
+    /// The pipeline's own directory.
+    pub fn directory(&self) -> &Path {
+        self.directory.path()
+    }
+
+    /// A command of the binary on this pipeline.
+    pub fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(tidegate());
+        command.args(arguments).arg("--config").arg(self.directory.path().join("tidegate.toml"));
+        command
+    }
+
+    /// Starts `tidegate run`; its log goes to a file.
+    pub fn start(&mut self) {
+        self.start_with(&[]);
+    }
+
+    /// The same with environment variables.
+    pub fn start_with(&mut self, environment: &[(&str, &str)]) {
+        assert!(self.child.is_none(), "it runs already");
+        let log = std::fs::File::options()
+            .create(true)
+            .append(true)
+            .open(self.log_path())
+            .expect("the log file opens");
+        let child = self
+            .command(&["run", "--log", "human"])
+            .envs(environment.iter().copied())
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(log)
+            .spawn()
+            .expect("tidegate starts");
+        self.child = Some(child);
+    }
+
+    /// Ends it as a crash would.
+    pub fn kill(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            child.kill().expect("SIGKILL is sent");
+            child.wait().expect("the process is gone");
+        }
+    }
+
+    /// Ends it in good order and returns the exit code.
+    pub fn stop(&mut self) -> i32 {
+        let Some(mut child) = self.child.take() else { panic!("it does not run") };
+        let pid = child.id().to_string();
+        let sent = Command::new("kill").args(["-TERM", &pid]).status().expect("kill runs");
+        assert!(sent.success());
+        child.wait().expect("the process is gone").code().unwrap_or(-1)
+    }
+
+    /// Whether the process has ended, and its exit code.
+    pub fn ended(&mut self) -> Option<i32> {
+        let ended = self.child.as_mut()?.try_wait().expect("the process can be asked")?;
+        self.child = None;
+        Some(ended.code().unwrap_or(-1))
+    }
+
+    /// Waits for the process to end by itself.
+    pub fn wait_end(&mut self) -> i32 {
+        wait_for("the process ends", || self.ended())
+    }
+
+    /// What `status --json` says.
+    pub fn status(&self) -> Option<StatusReport> {
+        let output = self.command(&["status", "--json"]).output().expect("tidegate status runs");
+        output.status.success().then(|| serde_json::from_slice(&output.stdout).expect("status is JSON"))
+    }
+
+    /// Waits until `status` satisfies a condition.
+    pub fn wait_status(&mut self, what: &str, condition: impl Fn(&StatusReport) -> bool) -> StatusReport {
+        let start = Instant::now();
+        loop {
+            let status = self.status();
+            if let Some(status) = &status
+                && status.pid.is_some()
+                && condition(status)
+            {
+                return status.clone();
+            }
+            if let Some(code) = self.ended() {
+                panic!("waiting until {what}: tidegate ended with {code}\n{}", self.log());
+            }
+            assert!(start.elapsed() < PATIENCE, "waiting until {what}: {status:#?}\n{}", self.log());
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    /// Waits until every table of every destination is live.
+    pub fn wait_ready(&mut self) -> StatusReport {
+        self.wait_status("all tables are ready", |status| !status.destinations.is_empty() && status.all_ready())
+    }
+
+    /// Waits until every destination has everything committed at the source so far.
+    pub fn wait_caught_up(&mut self, source: &Database) -> StatusReport {
+        let target: tidegate::position::Lsn =
+            source.sql("SELECT pg_current_wal_insert_lsn()").parse().expect("an LSN");
+        // A commit of a published table behind `target`, so that waiting does not depend
+        // on keepalives.
+        source.sql("SELECT pg_logical_emit_message(true, 'tidegate-test', 'mark')");
+        self.wait_status("all destinations have caught up", |status| {
+            status.destinations.iter().all(|destination| destination.checkpoint.is_some_and(|at| at >= target))
+        })
+    }
+
+    /// The log so far.
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(self.log_path()).unwrap_or_default()
+    }
+
+    fn log_path(&self) -> PathBuf {
+        self.directory.path().join("tidegate.log")
+    }
+}
+
+impl Drop for Pipeline {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// Waits until something is there.
+pub fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let start = Instant::now();
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(start.elapsed() < PATIENCE, "waiting until {what}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// A `[[destination]]` that mirrors into another database.
+pub fn postgres_destination(name: &str, mirror: &Database) -> String {
+    format!(
+        "[[destination]]\nname = \"{name}\"\nplugin = \"postgres\"\nmode = \"merge\"\ntables = [\"*.*\"]\n\
+         [destination.settings]\nhost = \"127.0.0.1\"\nport = {port}\ndatabase = \"{database}\"\nuser = \"postgres\"\nsslmode = \"disable\"\n\
+         [destination.grant]\nnetwork = [\"127.0.0.1:{port}\"]\n",
+        port = mirror.port,
+        database = mirror.name,
+    )
+}
+
+/// A `[[destination]]` that writes files under `{dir}/<name>`.
+pub fn files_destination(name: &str, format: &str) -> String {
+    format!(
+        "[[destination]]\nname = \"{name}\"\nplugin = \"files\"\nmode = \"changes\"\ntables = [\"*.*\"]\n\
+         [destination.settings]\npath = \"{{dir}}/{name}\"\nformat = \"{format}\"\n\
+         [destination.grant]\nfiles = [{{ path = \"{{dir}}/{name}\", mode = \"read-write\" }}]\n"
+    )
+}
