@@ -6,5 +6,6 @@ pub mod plugin;
 pub mod position;
 pub mod schema;
 pub mod source;
+pub mod store;
 
 pub use plugin::bindings::wire;
