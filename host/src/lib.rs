@@ -8,6 +8,7 @@ pub mod plugin;
 pub mod position;
 pub mod schema;
 pub mod scratch;
+pub mod source;
 pub mod status;
 
 pub use plugin::bindings::wire;
