@@ -1,3 +1,4 @@
 //! Hosting plugins: engine, limits, permissions, directory.
 
 pub mod bindings;
+pub mod build;
