@@ -1,0 +1,3 @@
+//! The source: what arrives from PostgreSQL.
+
+pub mod pgoutput;
