@@ -1,6 +1,7 @@
 //! Tidegate replicates a PostgreSQL database to WebAssembly destinations.
 #![warn(missing_docs)]
 
+pub mod batch;
 pub mod control;
 pub mod copy;
 pub mod error;
