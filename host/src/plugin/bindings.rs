@@ -11,6 +11,9 @@ pub mod v0_1 {
         imports: { default: async | trappable },
         exports: { default: async },
         additional_derives: [Clone],
+        with: {
+            "tidegate:destination/net.connection": crate::plugin::net::Connection,
+        },
     });
 }
 

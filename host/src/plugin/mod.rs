@@ -1,4 +1,34 @@
 //! Hosting plugins: engine, limits, permissions, directory.
+//!
+//! A plugin is a WebAssembly component that exports the world in `wit/`. [`PluginEngine`]
+//! loads one from a file, [`Plugin::instantiate`] makes an [`Instance`] for a lane of a
+//! destination, and each function of the contract is a method of that. Whatever a guest
+//! does, its caller gets a [`CallError`] in bounded time.
 
+mod address;
+mod answer;
 pub mod bindings;
 pub mod build;
+mod cache;
+mod component;
+mod directory;
+mod engine;
+mod host_calls;
+mod instance;
+mod limits;
+mod log;
+pub mod net;
+pub mod permissions;
+mod settings;
+#[cfg(test)]
+mod tests;
+mod text;
+mod wasi;
+
+pub use directory::Directory;
+pub use engine::{EngineOptions, EngineStats, Plugin, PluginEngine};
+pub use host_calls::{Counters, MemoryState, PluginState, StateFuture};
+pub use instance::{CallError, Called, Instance, InstanceOptions};
+pub use limits::Limits;
+pub use permissions::{FileGrant, Grants, GrantsConfig, Missing, NetworkGrant, SecretGrant, SecretSource};
+pub use settings::SettingsSchema;
