@@ -5,5 +5,6 @@ pub mod error;
 pub mod plugin;
 pub mod position;
 pub mod schema;
+pub mod store;
 
 pub use plugin::bindings::wire;
