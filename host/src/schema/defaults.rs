@@ -4,20 +4,50 @@
 //! one value, under every setting and at every time, is taken; a text that PostgreSQL
 //! would round, cut, or read by the clock is not, although it looks like a literal.
 
-use super::table::Literal;
+use super::calendar::{is_date, is_time, is_timestamp, is_timestamptz, precision};
+use super::table::{Column, Literal};
+use super::wire::modifiers;
 
 /// Parentheses and casts around one value; PostgreSQL prints one or two.
 const MAX_DEPTH: usize = 32;
 
+/// Decimal digits that a `real` keeps whatever they are.
+const FLT_DIG: usize = 6;
+/// Decimal digits that a `double precision` keeps whatever they are.
+const DBL_DIG: usize = 15;
+
 /// The literal that a default expression stands for; none if it is not certainly one,
 /// and for `NULL`, which is no default.
 pub fn literal(expression: &str) -> Option<Literal> {
+    whole(expression).map(Value::into_literal)
+}
+
+/// The literal that a column's default expression stands for in that column.
+///
+/// `pg_get_expr` leaves out the cast to the column's type: `42.105` in a `numeric(10,2)`
+/// is 42.11, and `42` in a `text` is a string. Here it is made, or the default is
+/// refused where it would change more than the kind.
+pub fn column_literal(expression: &str, column: &Column) -> Option<Literal> {
+    let value = whole(expression)?;
+    let of = modifiers(column);
+    let numbers = match (of.length, of.precision, of.scale) {
+        (Some(length), ..) => format!("({length})"),
+        (None, Some(precision), Some(scale)) => format!("({precision},{scale})"),
+        (None, Some(precision), None) => format!("({precision})"),
+        (None, None, _) => String::new(),
+    };
+    let base = match column.base.as_str() {
+        // The system's one-byte type, not `character`.
+        "char" => "\"char\"",
+        base => base,
+    };
+    cast(value, &format!("{base}{numbers}")).map(Value::into_literal)
+}
+
+fn whole(expression: &str) -> Option<Value> {
     let mut parser = Parser { rest: expression.trim() };
     let value = parser.value(0)?;
-    if !parser.rest.is_empty() {
-        return None;
-    }
-    Some(Literal { kind: value.kind.as_str().to_owned(), text: value.text })
+    parser.rest.is_empty().then_some(value)
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,6 +82,12 @@ impl Kind {
 struct Value {
     kind: Kind,
     text: String,
+}
+
+impl Value {
+    fn into_literal(self) -> Literal {
+        Literal { kind: self.kind.as_str().to_owned(), text: self.text }
+    }
 }
 
 struct Parser<'a> {
@@ -173,7 +209,9 @@ impl Parser<'_> {
             return None;
         }
         let words: Vec<&str> = name.split_whitespace().collect();
-        Some(words.join(" ").to_lowercase())
+        let name = words.join(" ");
+        // A quoted name is as it is written.
+        Some(if name.contains('"') { name } else { name.to_lowercase() })
     }
 }
 
@@ -249,8 +287,11 @@ fn cast(value: Value, type_name: &str) -> Option<Value> {
             let fits = scale.is_none_or(|scale| i64::try_from(places).is_ok_and(|places| places <= scale));
             ((plain || from == Kind::Numeric) && is_decimal(text) && fits).then_some(Kind::Numeric)
         }
-        "real" | "float4" | "double precision" | "float8" => {
-            one(Kind::Numeric, (plain || from == Kind::Numeric) && is_decimal(text))
+        "real" | "float4" => {
+            one(Kind::Numeric, (plain || from == Kind::Numeric) && is_decimal(text) && significant(text) <= FLT_DIG)
+        }
+        "double precision" | "float8" => {
+            one(Kind::Numeric, (plain || from == Kind::Numeric) && is_decimal(text) && significant(text) <= DBL_DIG)
         }
         "boolean" | "bool" if from == Kind::Boolean => one(Kind::Boolean, true),
         "boolean" | "bool" if plain => {
@@ -299,10 +340,16 @@ fn split_modifiers(type_name: &str) -> Option<(String, Vec<i64>)> {
 fn is_text(value: &Value) -> bool {
     match value.kind {
         Kind::String | Kind::Boolean => true,
-        // Wider ones may be floating point by now.
-        Kind::Numeric => value.text.len() < 16 && !value.text.contains('.'),
+        // A longer one that went through a `real` would be printed as 1e+06.
+        Kind::Numeric => value.text.len() <= FLT_DIG && !value.text.contains('.'),
         _ => false,
     }
+}
+
+/// Digits that a number has, zeros at its ends left out.
+fn significant(number: &str) -> usize {
+    let digits: String = number.chars().filter(char::is_ascii_digit).collect();
+    digits.trim_matches('0').len()
 }
 
 /// Digits with an optional sign and fraction: as PostgreSQL prints a number, without
@@ -313,7 +360,7 @@ fn is_decimal(text: &str) -> bool {
     is_digits(whole) && (whole == "0" || !whole.starts_with('0')) && fraction.is_none_or(is_digits)
 }
 
-fn is_digits(text: &str) -> bool {
+pub(super) fn is_digits(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())
 }
 
@@ -325,66 +372,6 @@ fn truth(text: &str) -> Option<bool> {
     }
 }
 
-/// The number that `width` or more digits are.
-fn number(text: &str, width: usize) -> Option<u32> {
-    (is_digits(text) && text.len() == width).then(|| text.parse().ok()).flatten()
-}
-
-/// `YYYY-MM-DD`, which every `DateStyle` reads the same way.
-fn is_date(text: &str) -> bool {
-    let parsed = || {
-        let (year, rest) = text.split_once('-')?;
-        let (month, day) = rest.split_once('-')?;
-        let year = number(year, 4)?;
-        let month = number(month, 2)?;
-        let leap = year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
-        let days = match month {
-            4 | 6 | 9 | 11 => 30,
-            2 if leap => 29,
-            2 => 28,
-            1..=12 => 31,
-            _ => return None,
-        };
-        Some(year > 0 && (1..=days).contains(&number(day, 2)?))
-    };
-    parsed().unwrap_or(false)
-}
-
-/// Digits of a second that a type keeps.
-fn precision(modifier: Option<i64>) -> usize {
-    modifier.map_or(6, |modifier| usize::try_from(modifier).unwrap_or(0).min(6))
-}
-
-/// `HH:MM:SS`, with a fraction of up to `precision` digits.
-fn is_time(text: &str, precision: usize) -> bool {
-    let parsed = || {
-        let mut parts = text.split(':');
-        let (hour, minute) = (number(parts.next()?, 2)?, number(parts.next()?, 2)?);
-        let seconds = parts.next()?;
-        let (second, fraction) = seconds.split_once('.').map_or((seconds, None), |(s, f)| (s, Some(f)));
-        let fraction = fraction.is_none_or(|fraction| is_digits(fraction) && fraction.len() <= precision);
-        Some(hour < 24 && minute < 60 && number(second, 2)? < 60 && fraction && parts.next().is_none())
-    };
-    parsed().unwrap_or(false)
-}
-
-fn is_timestamp(text: &str, precision: usize) -> bool {
-    text.split_once(' ').is_some_and(|(date, time)| is_date(date) && is_time(time, precision))
-}
-
-/// A timestamp with its offset: without one it depends on a setting.
-fn is_timestamptz(text: &str, precision: usize) -> bool {
-    let Some(sign) = text.rfind(['+', '-']).filter(|index| *index > "YYYY-MM-DD".len()) else { return false };
-    let mut parts = text[sign + 1..].split(':');
-    let hours = parts.next().and_then(|hours| number(hours, 2)).is_some_and(|hours| hours < 16);
-    let mut count = 0;
-    let rest = parts.all(|part| {
-        count += 1;
-        number(part, 2).is_some_and(|number| number < 60)
-    });
-    hours && rest && count <= 2 && is_timestamp(&text[..sign], precision)
-}
-
 fn is_uuid(text: &str) -> bool {
     let groups: Vec<&str> = text.split('-').collect();
     groups.iter().map(|group| group.len()).eq([8, 4, 4, 4, 12])
@@ -394,6 +381,7 @@ fn is_uuid(text: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::schema::samples::column;
 
     fn read(expression: &str) -> Option<(String, String)> {
         literal(expression).map(|literal| (literal.kind, literal.text))
@@ -469,6 +457,7 @@ mod tests {
         accepted("(('-5'::integer))::numeric", "numeric", "-5");
         accepted("0.5", "numeric", "0.5");
         accepted("'0.1'::double precision", "numeric", "0.1");
+        accepted("('100000000000000000000'::numeric)::double precision", "numeric", "100000000000000000000");
         accepted("('42'::text)::integer", "numeric", "42");
         accepted("42::text", "string", "42");
         accepted("'t'::bool", "boolean", "true");
@@ -502,6 +491,9 @@ mod tests {
         for expression in [
             "'42.105'::numeric(10,2)",
             "1.5::integer",
+            "'0.1234567'::real",
+            "'0.1234567890123456'::double precision",
+            "1000000::real::text",
             "'1.5'::numeric(3)",
             "'abc'::character varying(2)",
             "'abc'::character(2)",
@@ -536,6 +528,27 @@ mod tests {
     }
 
     #[test]
+    fn a_default_is_what_it_becomes_in_its_column() {
+        let read = |expression: &str, base: &str, base_typmod: i32| {
+            let column = Column { base_typmod, ..column(1, "c", base) };
+            column_literal(expression, &column).map(|literal| format!("{} {}", literal.kind, literal.text))
+        };
+        let money = (10 << 16 | 2) + 4;
+        assert_eq!(read("42.10", "numeric", money).as_deref(), Some("numeric 42.10"));
+        assert_eq!(read("42.105", "numeric", money), None);
+        assert_eq!(read("42", "text", -1).as_deref(), Some("string 42"));
+        assert_eq!(read("'abc'::character varying", "varchar", 7).as_deref(), Some("string abc"));
+        assert_eq!(read("'ab'::bpchar", "bpchar", 7).as_deref(), Some("string ab"));
+        assert_eq!(read("'x'::\"char\"", "char", -1).as_deref(), Some("string x"));
+        assert_eq!(read("'2026-01-01'::date", "timestamp", 0).as_deref(), Some("timestamp 2026-01-01 00:00:00"));
+        assert_eq!(read("'2026-01-01 12:30:00.5'::timestamp without time zone", "timestamp", 0), None);
+        assert_eq!(read("'2026-01-01 12:30:00'::timestamp without time zone", "timestamptz", -1), None);
+        assert_eq!(read("'5000000000'::bigint", "int8", -1).as_deref(), Some("numeric 5000000000"));
+        assert_eq!(read("'-2'::integer", "float8", -1).as_deref(), Some("numeric -2"));
+        assert_eq!(read("'new'::text", "enum", -1), None);
+    }
+
+    #[test]
     fn what_is_not_known_for_certain_is_refused() {
         for expression in [
             "",
@@ -546,6 +559,7 @@ mod tests {
             "'a')",
             "'a' 'b'",
             "'a'::mood",
+            "'a'::\"CHAR\"",
             "'a'::public.text",
             "'{a}'::text[]",
             "'\\x00'::bytea",

@@ -1,5 +1,6 @@
 //! Table schemas: versions, history, differences and what they mean.
 
+mod calendar;
 pub mod change;
 pub mod classify;
 pub mod decide;

@@ -11,6 +11,7 @@
 mod backend;
 mod lock;
 mod records;
+mod rows;
 mod sqlite;
 mod thread;
 

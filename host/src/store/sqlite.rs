@@ -1,18 +1,16 @@
 //! The state in an SQLite file: WAL mode, every commit synced.
 
 use std::path::Path;
-use std::str::FromStr;
 use std::time::Duration;
 
 use rusqlite::{Connection, ErrorCode, OpenFlags, OptionalExtension, Row, TransactionBehavior, params};
 
 use super::backend::Backend;
-use super::records::{
-    Applying, DestinationRecord, Loaded, Progress, SlotRecord, SourceRecord, TableError, TableRecord, TableState,
-};
+use super::records::{DestinationRecord, Loaded, Progress, SlotRecord, SourceRecord, TableError, TableRecord};
+use super::rows::{count, hex, lsn, source_record, stored_error, table_record, unreadable};
 use crate::error::{Error, Result};
-use crate::position::{Lsn, Position, SnapshotId};
-use crate::schema::table::{TableName, TableSchema};
+use crate::position::Position;
+use crate::schema::table::TableSchema;
 
 const FILE: &str = "state.db";
 
@@ -29,9 +27,9 @@ pub(super) const MAX_KEY: usize = 1024;
 pub(super) const MAX_VALUE: usize = 1024 * 1024;
 /// All values of one destination's plugin, in bytes: a plugin must not fill the disk
 /// that every other destination's checkpoint is on.
-const MAX_VALUES: usize = 64 * 1024 * 1024;
+const MAX_VALUES: u64 = 64 * 1024 * 1024;
 /// Values of one destination's plugin.
-const MAX_KEYS: usize = 4096;
+const MAX_KEYS: u64 = 4096;
 
 pub(super) struct Sqlite {
     connection: Connection,
@@ -101,14 +99,11 @@ impl Sqlite {
     fn transaction<T>(&mut self, work: impl FnOnce(&rusqlite::Transaction<'_>) -> Result<T, Failure>) -> Result<T> {
         let directory = self.directory.as_str();
         // Dropped without a commit, it is rolled back.
-        let run = || {
-            let tx = self.connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-            let value = work(&tx)?;
-            tx.commit()?;
-            Ok(value)
-        };
-        let run: Result<T, Failure> = run();
-        run.map_err(|failure| failure.into_error(directory))
+        let tx =
+            self.connection.transaction_with_behavior(TransactionBehavior::Immediate).map_err(failed(directory))?;
+        let value = work(&tx).map_err(|failure| failure.into_error(directory))?;
+        tx.commit().map_err(failed(directory))?;
+        Ok(value)
     }
 }
 
@@ -200,89 +195,6 @@ fn failed(directory: &str) -> impl Fn(rusqlite::Error) -> Error {
 fn corrupt(directory: &str, what: impl std::fmt::Display) -> Error {
     Error::permanent("state.corrupt", format!("the state in {directory} cannot be read: {what}"))
         .next("Restore the directory from a backup, or move it away, drop the slot and copy everything anew.")
-}
-
-/// See the head of the first migration.
-fn hex(number: u64) -> String {
-    format!("{number:016X}")
-}
-
-fn unhex(text: &str) -> Result<u64, rusqlite::Error> {
-    u64::from_str_radix(text, 16).map_err(unreadable)
-}
-
-fn unreadable(error: impl std::error::Error + Send + Sync + 'static) -> rusqlite::Error {
-    rusqlite::Error::FromSqlConversionFailure(0, rusqlite::types::Type::Text, Box::new(error))
-}
-
-fn lsn(row: &Row<'_>, column: &str) -> rusqlite::Result<Option<Lsn>> {
-    row.get::<_, Option<String>>(column)?.map(|text| unhex(&text).map(Lsn)).transpose()
-}
-
-fn parsed<T>(row: &Row<'_>, column: &str) -> rusqlite::Result<Option<T>>
-where
-    T: FromStr,
-    T::Err: std::error::Error + Send + Sync + 'static,
-{
-    row.get::<_, Option<String>>(column)?.map(|text| text.parse().map_err(unreadable)).transpose()
-}
-
-fn stored_error(row: &Row<'_>) -> rusqlite::Result<Option<TableError>> {
-    let Some(code) = row.get("error_code")? else { return Ok(None) };
-    let message = row.get::<_, Option<String>>("error_message")?.unwrap_or_default();
-    Ok(Some(TableError { code, message, next: row.get("error_next")? }))
-}
-
-fn source_record(row: &Row<'_>) -> rusqlite::Result<SourceRecord> {
-    Ok(SourceRecord {
-        system: row.get("system")?,
-        timeline: row.get("timeline")?,
-        slot: row.get("slot")?,
-        publication: row.get("publication")?,
-        publication_oid: row.get("publication_oid")?,
-        plugin: row.get("plugin")?,
-        epoch: row.get("epoch")?,
-        slot_state: match lsn(row, "slot_created_at")? {
-            Some(at) => SlotRecord::Created { at },
-            None => SlotRecord::Intended,
-        },
-    })
-}
-
-fn table_record(row: &Row<'_>) -> rusqlite::Result<TableRecord> {
-    let position = match row.get::<_, Option<u32>>("position_epoch")? {
-        Some(epoch) => Some(Position {
-            epoch,
-            commit: lsn(row, "position_commit")?.unwrap_or_default(),
-            ordinal: lsn(row, "position_ordinal")?.unwrap_or_default().0,
-        }),
-        None => None,
-    };
-    let applying = match (parsed::<SnapshotId>(row, "applying_from")?, parsed(row, "applying_to")?) {
-        (Some(from), Some(to)) => Some(Applying { from, to, step: row.get("applying_step")? }),
-        _ => None,
-    };
-    let state: String = row.get("state")?;
-    Ok(TableRecord {
-        destination: row.get("destination")?,
-        oid: row.get("oid")?,
-        name: TableName { schema: row.get("schema_name")?, name: row.get("table_name")? },
-        state: TableState::parse(&state)
-            .ok_or_else(|| unreadable(std::io::Error::other(format!("`{state}` is no state of a table"))))?,
-        floor: lsn(row, "floor")?,
-        run: row.get("run")?,
-        position,
-        applied: parsed(row, "applied")?,
-        applying,
-        needs_resync: row.get("needs_resync")?,
-        rows_copied: row.get::<_, i64>("rows_copied")?.max(0).cast_unsigned(),
-        rows_total: row.get::<_, Option<i64>>("rows_total")?.map(|rows| rows.max(0).cast_unsigned()),
-        error: stored_error(row)?,
-    })
-}
-
-fn count(rows: u64) -> i64 {
-    i64::try_from(rows).unwrap_or(i64::MAX)
 }
 
 /// A table's position only grows, by epoch, commit, ordinal; `reset_table` is the one
@@ -572,22 +484,18 @@ impl Backend for Sqlite {
         };
         check_state_size(destination, key, value)?;
         self.transaction(|tx| {
-            let (keys, bytes): (usize, usize) = tx.query_row(
+            let (keys, bytes): (i64, i64) = tx.query_row(
                 "SELECT count(*), coalesce(sum(length(value)), 0) FROM plugin_state
                  WHERE destination = ?1 AND key <> ?2",
                 params![destination, key],
                 |row| Ok((row.get(0)?, row.get(1)?)),
             )?;
-            if keys >= MAX_KEYS || bytes + value.len() > MAX_VALUES {
-                return Err(too_large(
-                    destination,
-                    format!(
-                        "{} values of {} bytes in all are stored, at most {MAX_KEYS} and {MAX_VALUES} may be",
-                        keys + 1,
-                        bytes + value.len()
-                    ),
-                )
-                .into());
+            let (keys, bytes) = (keys.cast_unsigned() + 1, bytes.cast_unsigned() + value.len() as u64);
+            if keys > MAX_KEYS || bytes > MAX_VALUES {
+                let what = format!(
+                    "{keys} values of {bytes} bytes in all would be stored, at most {MAX_KEYS} and {MAX_VALUES} may be"
+                );
+                return Err(too_large(destination, what).into());
             }
             tx.execute(
                 "INSERT INTO plugin_state (destination, key, value) VALUES (?1, ?2, ?3)
@@ -625,8 +533,8 @@ mod tests {
         for migrations in [&later[..1], &later[..1], &later, &later] {
             let store =
                 Sqlite::open_with(directory.path(), "shop", migrations).unwrap_or_else(|error| panic!("{error}"));
-            let version: usize = store.connection.pragma_query_value(None, "user_version", |row| row.get(0)).unwrap();
-            assert_eq!(version, migrations.len());
+            let version: i64 = store.connection.pragma_query_value(None, "user_version", |row| row.get(0)).unwrap();
+            assert_eq!(version, migrations.len() as i64);
         }
         let refused = Sqlite::open_with(directory.path(), "shop", &later[..1]).err().unwrap();
         assert_eq!(refused.code(), "state.newer");
