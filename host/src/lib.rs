@@ -8,5 +8,6 @@ pub mod position;
 pub mod schema;
 pub mod scratch;
 pub mod status;
+pub mod source;
 
 pub use plugin::bindings::wire;
