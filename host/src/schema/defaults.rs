@@ -173,7 +173,9 @@ impl Parser<'_> {
             return None;
         }
         let words: Vec<&str> = name.split_whitespace().collect();
-        Some(words.join(" ").to_lowercase())
+        let name = words.join(" ");
+        // A quoted name is as it is written.
+        Some(if name.contains('"') { name } else { name.to_lowercase() })
     }
 }
 
@@ -546,6 +548,7 @@ mod tests {
             "'a')",
             "'a' 'b'",
             "'a'::mood",
+            "'a'::\"CHAR\"",
             "'a'::public.text",
             "'{a}'::text[]",
             "'\\x00'::bytea",

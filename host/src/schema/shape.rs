@@ -71,7 +71,7 @@ mod tests {
         let expected: String = Sha256::digest(&encoding).iter().map(|byte| format!("{byte:02x}")).collect();
         let shape = table(vec![id, price]).shape();
         assert_eq!(shape, expected);
-        assert_eq!(shape, "VECTOR");
+        assert_eq!(shape, "46d6e729b419bcdc9ece7c5c234494f156ea304ab709623a01cf1b4228ca55db");
     }
 
     #[test]

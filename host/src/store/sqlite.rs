@@ -29,9 +29,9 @@ pub(super) const MAX_KEY: usize = 1024;
 pub(super) const MAX_VALUE: usize = 1024 * 1024;
 /// All values of one destination's plugin, in bytes: a plugin must not fill the disk
 /// that every other destination's checkpoint is on.
-const MAX_VALUES: usize = 64 * 1024 * 1024;
+const MAX_VALUES: u64 = 64 * 1024 * 1024;
 /// Values of one destination's plugin.
-const MAX_KEYS: usize = 4096;
+const MAX_KEYS: u64 = 4096;
 
 pub(super) struct Sqlite {
     connection: Connection,
@@ -101,14 +101,11 @@ impl Sqlite {
     fn transaction<T>(&mut self, work: impl FnOnce(&rusqlite::Transaction<'_>) -> Result<T, Failure>) -> Result<T> {
         let directory = self.directory.as_str();
         // Dropped without a commit, it is rolled back.
-        let run = || {
-            let tx = self.connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-            let value = work(&tx)?;
-            tx.commit()?;
-            Ok(value)
-        };
-        let run: Result<T, Failure> = run();
-        run.map_err(|failure| failure.into_error(directory))
+        let tx =
+            self.connection.transaction_with_behavior(TransactionBehavior::Immediate).map_err(failed(directory))?;
+        let value = work(&tx).map_err(|failure| failure.into_error(directory))?;
+        tx.commit().map_err(failed(directory))?;
+        Ok(value)
     }
 }
 
@@ -572,22 +569,18 @@ impl Backend for Sqlite {
         };
         check_state_size(destination, key, value)?;
         self.transaction(|tx| {
-            let (keys, bytes): (usize, usize) = tx.query_row(
+            let (keys, bytes): (i64, i64) = tx.query_row(
                 "SELECT count(*), coalesce(sum(length(value)), 0) FROM plugin_state
                  WHERE destination = ?1 AND key <> ?2",
                 params![destination, key],
                 |row| Ok((row.get(0)?, row.get(1)?)),
             )?;
-            if keys >= MAX_KEYS || bytes + value.len() > MAX_VALUES {
-                return Err(too_large(
-                    destination,
-                    format!(
-                        "{} values of {} bytes in all are stored, at most {MAX_KEYS} and {MAX_VALUES} may be",
-                        keys + 1,
-                        bytes + value.len()
-                    ),
-                )
-                .into());
+            let (keys, bytes) = (keys.cast_unsigned() + 1, bytes.cast_unsigned() + value.len() as u64);
+            if keys > MAX_KEYS || bytes > MAX_VALUES {
+                let what = format!(
+                    "{keys} values of {bytes} bytes in all would be stored, at most {MAX_KEYS} and {MAX_VALUES} may be"
+                );
+                return Err(too_large(destination, what).into());
             }
             tx.execute(
                 "INSERT INTO plugin_state (destination, key, value) VALUES (?1, ?2, ?3)
@@ -625,8 +618,8 @@ mod tests {
         for migrations in [&later[..1], &later[..1], &later, &later] {
             let store =
                 Sqlite::open_with(directory.path(), "shop", migrations).unwrap_or_else(|error| panic!("{error}"));
-            let version: usize = store.connection.pragma_query_value(None, "user_version", |row| row.get(0)).unwrap();
-            assert_eq!(version, migrations.len());
+            let version: i64 = store.connection.pragma_query_value(None, "user_version", |row| row.get(0)).unwrap();
+            assert_eq!(version, migrations.len() as i64);
         }
         let refused = Sqlite::open_with(directory.path(), "shop", &later[..1]).err().unwrap();
         assert_eq!(refused.code(), "state.newer");

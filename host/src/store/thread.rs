@@ -234,7 +234,10 @@ mod tests {
         let notes = Arc::new(Mutex::new(Vec::new()));
         let worker = Arc::new(Worker::start(Box::new(Recorder(notes.clone())), None).unwrap());
         let (go, gate) = mpsc::channel::<()>();
-        let hold: Work = Box::new(move |_| drop(gate.recv()));
+        let hold: Work = Box::new(move |_| {
+            // Ends when the other side is dropped.
+            let _ = gate.recv();
+        });
         worker.enqueue(Command::Work(hold), None).unwrap();
         let mut answers = Vec::new();
         for item in items {
