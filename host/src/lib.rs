@@ -9,5 +9,6 @@ pub mod schema;
 pub mod scratch;
 pub mod status;
 pub mod source;
+pub mod store;
 
 pub use plugin::bindings::wire;

@@ -1,3 +1,14 @@
 //! Table schemas: versions, history, differences and what they mean.
 
+pub mod change;
+pub mod classify;
+pub mod decide;
+pub mod defaults;
+pub mod history;
+pub mod plan;
+mod shape;
 pub mod table;
+pub mod wire;
+
+#[cfg(test)]
+pub(crate) mod samples;

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::position::SnapshotId;
 
 /// Schema-qualified name of a table at the source, or where it goes.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct TableName {
     /// `pg_namespace.nspname`.
     pub schema: String,
