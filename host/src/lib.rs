@@ -2,8 +2,10 @@
 #![warn(missing_docs)]
 
 pub mod batch;
+pub mod config;
 pub mod control;
 pub mod copy;
+pub mod deliver;
 pub mod error;
 pub mod plugin;
 pub mod position;
