@@ -24,8 +24,8 @@ host all nobody 127.0.0.1/32 reject
 host all all 127.0.0.1/32 scram-sha-256
 ";
 
-/// Stops the server when its input ends, which it does when we die.
-const GUARD: &str = r#""$@" & server=$!; read _; kill -INT $server; wait $server"#;
+/// Stops the server and removes it when its input ends, which it does when we die.
+const GUARD: &str = r#"directory=$1; shift; "$@" & server=$!; read _; kill -INT $server; wait $server; rm -rf "$directory""#;
 
 impl Server {
     /// The server that most tests share.
@@ -61,7 +61,7 @@ impl Server {
         ];
         let server = as_postgres("postgres");
         let mut guard = Command::new("sh");
-        guard.args(["-c", GUARD, "guard"]).arg(server.get_program()).args(server.get_args()).arg("-D").arg(&data);
+        guard.args(["-c", GUARD, "guard"]).arg(path).arg(server.get_program()).args(server.get_args()).arg("-D").arg(&data);
         for setting in fixed.iter().map(String::as_str).chain(settings.iter().copied()) {
             guard.args(["-c", setting]);
         }
@@ -86,10 +86,6 @@ impl Server {
 
     pub(super) fn directory(&self) -> &Path {
         self.directory.path()
-    }
-
-    pub(super) fn port(&self) -> u16 {
-        self.port
     }
 
     /// A superuser's configuration over the unix socket; slot and publication are
