@@ -148,7 +148,11 @@ pub(super) fn replicating(config: &SourceConfig, slot: &str, error: &ServerError
         "42501" => role_replication(config),
         "58P01" => slot_lost(config, slot, &said),
         "55000" if error.routine == "CheckLogicalDecodingRequirements" => wal_level(config, "below logical"),
-        "55000" if error.routine.starts_with("CreateDecodingContext") || error.routine.contains("ReplicationSlot") => {
+        // PostgreSQL 14 and 15, 16, and 17 on.
+        "55000"
+            if ["StartLogicalReplication", "CreateDecodingContext", "ReplicationSlotAcquire"]
+                .contains(&error.routine.as_str()) =>
+        {
             slot_lost(config, slot, &said)
         }
         "55P03" | "57014" => Error::transient("slot.wait", format!("slot `{slot}` at {at}: the server gave up waiting: {said}"))

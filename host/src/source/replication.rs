@@ -139,7 +139,7 @@ impl ReplicationConnection {
         );
         self.send(&start).await?;
         match self.receive(slot).await? {
-            Message::CopyInResponse(_) | Message::CopyOutResponse(_) => {}
+            Message::CopyOutResponse(_) => {}
             _ => return Err(errors::protocol("no stream after START_REPLICATION")),
         }
         Ok(wal::split(self.wire, self.config, slot, from, sender_timeout))

@@ -98,6 +98,7 @@ fn connect_error(config: &SourceConfig, error: &tokio_postgres::Error) -> crate:
     let cause = std::error::Error::source(error).and_then(|cause| cause.downcast_ref::<io::Error>());
     match cause {
         Some(cause) => dial::unreachable(config, cause),
+        None if error.is_closed() => dial::unreachable(config, &io::ErrorKind::UnexpectedEof.into()),
         None => no_password(config, error),
     }
 }
