@@ -28,6 +28,8 @@ mod datetime;
 mod fold;
 mod gather;
 mod layout;
+#[cfg(test)]
+mod oracle_tests;
 mod project;
 mod render;
 #[cfg(test)]
