@@ -89,7 +89,7 @@ fn of_v6(address: Ipv6Addr) -> Range {
         [_, _, _, _, 0 | 0x200, 0x5efe, high, low] if embedded(high, low) != Range::Public => embedded(high, low),
         [0xfc00..=0xfdff, ..] | [0xfec0..=0xfeff, ..] => Range::Private,
         [0xfe80..=0xfebf, ..] => Range::LinkLocal,
-        [0xff00.., ..] => Range::Special,
+        [0xff00..=0xffff, ..] => Range::Special,
         // Discard-only.
         [0x100, 0, 0, 0, ..] => Range::Special,
         // Global unicast is 2000::/3; nothing else is assigned.

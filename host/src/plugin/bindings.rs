@@ -3,7 +3,8 @@
 //! The host works with the newest version's types; a component of an older version is
 //! adapted to them where it is linked.
 
-/// `tidegate:destination@0.1.0`.
+/// `tidegate:destination@0.1.0`; documented in `wit/v0_1/destination.wit`.
+#[allow(missing_docs)]
 pub mod v0_1 {
     wasmtime::component::bindgen!({
         path: "../wit/v0_1",

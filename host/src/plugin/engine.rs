@@ -145,8 +145,7 @@ impl PluginEngine {
         })?;
         let is_cached = manifest.is_some();
         let name = file.file_stem().map_or_else(String::new, |stem| stem.to_string_lossy().into_owned());
-        let empty = v0_1_manifest();
-        let mut plugin = Plugin { name, file: file.to_owned(), sha256, manifest: manifest.unwrap_or(empty), engine: self.0.engine.clone(), pre };
+        let mut plugin = Plugin { name, file: file.to_owned(), sha256, manifest: manifest.unwrap_or_else(not_asked_yet), engine: self.0.engine.clone(), pre };
         if !is_cached {
             plugin = describe(plugin).await?;
             let this = self.clone();
@@ -242,7 +241,7 @@ async fn describe(plugin: Plugin) -> Result<Plugin> {
 }
 
 /// Stands in until the plugin has said what it is.
-fn v0_1_manifest() -> wire::Manifest {
+fn not_asked_yet() -> wire::Manifest {
     wire::Manifest {
         name: String::new(),
         version: String::new(),

@@ -280,14 +280,11 @@ impl Plugin {
         };
         let clock = instance.clock("instantiate");
         match clock.run(self.pre().instantiate_async(&mut store)).await {
-            Outcome::Returned(bindings) => {
+            Ok(bindings) => {
                 instance.running = Some(Running { store, bindings });
                 Ok(instance)
             }
-            outcome => {
-                let limiter = &store.data().limiter;
-                Err(instance.fault("instantiate", outcome.fault(), limiter.memory_refused))
-            }
+            Err(fault) => Err(instance.fault("instantiate", fault, store.data().limiter.memory_refused)),
         }
     }
 }
@@ -299,30 +296,14 @@ struct Clock {
     activity: Arc<Activity>,
 }
 
-enum Outcome<T> {
-    Returned(T),
-    Failed(wasmtime::Error),
-    TimedOut(Duration),
-}
-
+/// Why a call did not return.
 enum Fault {
     Failed(wasmtime::Error),
     TimedOut(Duration),
 }
 
-impl<T> Outcome<T> {
-    fn fault(self) -> Fault {
-        match self {
-            Outcome::Failed(error) => Fault::Failed(error),
-            Outcome::TimedOut(after) => Fault::TimedOut(after),
-            // Callers have taken it out.
-            Outcome::Returned(_) => Fault::TimedOut(Duration::ZERO),
-        }
-    }
-}
-
 impl Clock {
-    async fn run<T>(self, call: impl Future<Output = wasmtime::Result<T>>) -> Outcome<T> {
+    async fn run<T>(self, call: impl Future<Output = wasmtime::Result<T>>) -> Result<T, Fault> {
         self.activity.working();
         let hard = Instant::now() + self.hard;
         tokio::pin!(call);
@@ -330,17 +311,14 @@ impl Clock {
             let idle = self.activity.last() + self.idle;
             tokio::select! {
                 biased;
-                result = &mut call => return match result {
-                    Ok(value) => Outcome::Returned(value),
-                    Err(error) => Outcome::Failed(error),
-                },
+                result = &mut call => return result.map_err(Fault::Failed),
                 () = sleep_until(idle.min(hard)) => {
                     let now = Instant::now();
                     if now >= hard {
-                        return Outcome::TimedOut(self.hard);
+                        return Err(Fault::TimedOut(self.hard));
                     }
                     if now >= self.activity.last() + self.idle {
-                        return Outcome::TimedOut(self.idle);
+                        return Err(Fault::TimedOut(self.idle));
                     }
                 }
             }
@@ -352,9 +330,12 @@ impl Clock {
 macro_rules! call {
     ($self:ident, $function:literal, $method:ident($($argument:expr),*)) => {{
         let clock = $self.clock($function);
-        let Some(Running { store, bindings }) = &mut $self.running else { return Err($self.gone()) };
-        let outcome = clock.run(bindings.tidegate_destination_plugin().$method(store, $($argument),*)).await;
-        $self.end($function, outcome)
+        // Taken for the time of the call: whoever gives up waiting for the answer drops
+        // the store with it, half-way as it is.
+        let Some(mut running) = $self.running.take() else { return Err($self.gone()) };
+        let Running { store, bindings } = &mut running;
+        let outcome = clock.run(bindings.tidegate_destination_plugin().$method(&mut *store, $($argument),*)).await;
+        $self.end($function, running, outcome)
     }};
 }
 
@@ -440,7 +421,7 @@ impl Instance {
     /// Says goodbye, for at most [`Limits::close`]; then the instance is gone.
     pub async fn close(&mut self) -> Called<()> {
         let closed = call!(self, "close", call_close());
-        self.stop();
+        self.running = None;
         closed
     }
 
@@ -449,9 +430,9 @@ impl Instance {
         self.running.is_some()
     }
 
-    /// The most linear memory it had, in bytes.
+    /// The most linear memory it had when its last call ended, in bytes.
     pub fn memory_peak(&self) -> usize {
-        self.running.as_ref().map_or(self.memory_peak, |running| running.store.data().limiter.memory_peak)
+        self.memory_peak
     }
 
     /// The plugin it is an instance of.
@@ -472,23 +453,17 @@ impl Instance {
         Clock { idle, hard, activity: Arc::clone(&self.activity) }
     }
 
-    fn end<T: Answer>(&mut self, function: &'static str, outcome: Outcome<T>) -> Called<T> {
+    fn end<T: Answer>(&mut self, function: &'static str, running: Running, outcome: Result<T, Fault>) -> Called<T> {
+        let limiter = &running.store.data().limiter;
+        self.memory_peak = limiter.memory_peak;
         match outcome {
-            Outcome::Returned(mut answer) => {
+            Ok(mut answer) => {
                 answer.make_presentable(&self.limits, &self.log);
+                self.running = Some(running);
                 Ok(answer)
             }
-            outcome => {
-                let refused = self.running.as_ref().is_some_and(|running| running.store.data().limiter.memory_refused);
-                self.stop();
-                Err(self.fault(function, outcome.fault(), refused))
-            }
+            Err(fault) => Err(self.fault(function, fault, limiter.memory_refused)),
         }
-    }
-
-    fn stop(&mut self) {
-        self.memory_peak = self.memory_peak();
-        self.running = None;
     }
 
     fn fault(&self, function: &'static str, fault: Fault, memory_refused: bool) -> CallError {
@@ -513,7 +488,7 @@ impl Instance {
 
     /// An answer that the contract rules out.
     fn liar(&mut self, function: &str, what: String) -> CallError {
-        self.stop();
+        self.running = None;
         CallError::Trap { message: format!("`{function}` broke the contract: {what}") }
     }
 

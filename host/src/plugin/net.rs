@@ -23,6 +23,7 @@ use wasmtime::component::Resource;
 use super::address::Range;
 use super::bindings::v0_1::tidegate::destination::net::{self, NetError};
 use super::instance::State;
+use super::log::Log;
 use super::permissions::{Address, NetworkGrant, normal_host};
 use super::text::clean;
 
@@ -49,7 +50,7 @@ impl net::HostConnection for State {
     async fn dial(&mut self, host: String, port: u16, timeout_ms: u32) -> wasmtime::Result<Answer<Resource<Connection>>> {
         let deadline = self.deadline(timeout_ms);
         let dialled = match self.permitted(&host, port) {
-            Ok((host, grant)) => self.dial_granted(host, port, grant, deadline).await,
+            Ok((host, grant)) => dial_granted(self.log.clone(), host, port, grant, deadline).await,
             Err(refused) => Err(refused),
         };
         Ok(match dialled {
@@ -100,38 +101,39 @@ impl State {
     fn permitted(&self, host: &str, port: u16) -> Answer<(String, NetworkGrant)> {
         let host = clean(&normal_host(host), 255);
         let Some(grant) = self.grants.network(&host, port) else {
-            return Err(self.refuse(&host, port, "it is not granted"));
+            return Err(refuse(&self.log, &host, port, "it is not granted"));
         };
         if self.connections >= self.limits.connections {
-            return Err(self.refuse(&host, port, "too many connections are open"));
+            return Err(refuse(&self.log, &host, port, "too many connections are open"));
         }
         Ok((host, grant.clone()))
     }
+}
 
-    fn refuse(&self, host: &str, port: u16, reason: &str) -> NetError {
-        let address = Address(host, port).to_string();
-        self.log.refusal("network", &address, reason);
-        error("forbidden", format!("{address} is refused: {reason}"))
-    }
+/// The answer to a dial that is not permitted, and its audit line.
+fn refuse(log: &Log, host: &str, port: u16, reason: &str) -> NetError {
+    let address = Address(host, port).to_string();
+    log.refusal("network", &address, reason);
+    error("forbidden", format!("{address} is refused: {reason}"))
+}
 
-    async fn dial_granted(&self, host: String, port: u16, grant: NetworkGrant, deadline: Instant) -> Answer<Connection> {
-        let mut checked = Vec::new();
-        let mut refused = None;
-        for ip in resolve(&host, deadline).await? {
-            if grant.permits(ip) {
-                checked.push(SocketAddr::new(ip, port));
-            } else {
-                let reason = format!("it leads to {ip}, a {} address, which the grant does not name", Range::of(ip).as_str());
-                refused = Some(self.refuse(&host, port, &reason));
-            }
+async fn dial_granted(log: Log, host: String, port: u16, grant: NetworkGrant, deadline: Instant) -> Answer<Connection> {
+    let mut checked = Vec::new();
+    let mut refused = None;
+    for ip in resolve(&host, deadline).await? {
+        if grant.permits(ip) {
+            checked.push(SocketAddr::new(ip, port));
+        } else {
+            let reason = format!("it leads to {ip}, a {} address, which the grant does not name", Range::of(ip).as_str());
+            refused = Some(refuse(&log, &host, port, &reason));
         }
-        let stream = connect(&checked, deadline).await.map_err(|failed| match (failed, refused) {
-            (None, Some(refused)) => refused,
-            (None, None) => error("dns", format!("{host} has no address")),
-            (Some(failed), _) => failed,
-        })?;
-        Ok(Connection { host, grant, stream: Stream::Plain(stream) })
     }
+    let stream = connect(&checked, deadline).await.map_err(|failed| match (failed, refused) {
+        (None, Some(refused)) => refused,
+        (None, None) => error("dns", format!("{host} has no address")),
+        (Some(failed), _) => failed,
+    })?;
+    Ok(Connection { host, grant, stream: Stream::Plain(stream) })
 }
 
 /// The addresses of a host; for one that is an address, itself.

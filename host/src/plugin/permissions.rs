@@ -257,13 +257,13 @@ impl NetworkGrant {
         let bad = |why: &str| bad_grant("network", text, why);
         let (host, port) = text.rsplit_once(':').ok_or_else(|| bad("has no port"))?;
         let port = port.parse().ok().filter(|port| *port != 0).ok_or_else(|| bad("has no port between 1 and 65535"))?;
+        if host.contains(':') && !(host.starts_with('[') && host.ends_with(']')) {
+            return Err(bad("needs brackets around an IPv6 address, and takes no scheme or path"));
+        }
         let host = normal_host(host);
         let name = host.strip_prefix("*.").unwrap_or(&host);
         if host.parse::<IpAddr>().is_err() {
             let label = |label: &str| !label.is_empty() && label.len() <= 63 && label.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_');
-            if host.contains(':') {
-                return Err(bad("needs brackets around the IPv6 address, and no scheme or path"));
-            }
             if host.starts_with("*.") && !name.contains('.') {
                 return Err(bad("has a wildcard for a whole top-level domain"));
             }

@@ -128,8 +128,8 @@ impl Capture {
         if let Some(Tail(tail)) = &self.tail {
             let mut tail = tail.lock().unwrap_or_else(PoisonError::into_inner);
             let new = &bytes[bytes.len().saturating_sub(self.tail_bytes)..];
-            let excess = (tail.len() + new.len()).saturating_sub(self.tail_bytes);
-            tail.drain(..excess.min(tail.len()));
+            let excess = (tail.len() + new.len()).saturating_sub(self.tail_bytes).min(tail.len());
+            tail.drain(..excess);
             tail.extend(new);
         }
         let mut partial = self.partial.lock().unwrap_or_else(PoisonError::into_inner);

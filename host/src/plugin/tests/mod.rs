@@ -1,0 +1,75 @@
+//! The engine against guests that misbehave, each built from source.
+
+mod cache;
+mod host;
+mod limits;
+mod network;
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+
+use serde_json::Value;
+
+use super::bindings::wire;
+use super::*;
+
+/// The fixture `hostile`, built once.
+fn hostile_file() -> &'static Path {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    BUILT.get_or_init(|| {
+        let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/plugins/hostile");
+        let out = build::guest_target_dir().join("fixtures");
+        build::build(&fixture, &out, &build::BuildOptions { quiet: true, ..Default::default() }).unwrap()
+    })
+}
+
+/// One engine and its cache for all tests of this process.
+fn engine() -> PluginEngine {
+    static ENGINE: OnceLock<(PluginEngine, tempfile::TempDir)> = OnceLock::new();
+    let make = || {
+        let cache = tempfile::tempdir().unwrap();
+        (PluginEngine::new(EngineOptions::new(cache.path().join("code"))).unwrap(), cache)
+    };
+    ENGINE.get_or_init(make).0.clone()
+}
+
+async fn hostile() -> Arc<Plugin> {
+    // Guests are built by a process that blocks.
+    let file = tokio::task::spawn_blocking(hostile_file).await.unwrap();
+    engine().load(file).await.unwrap()
+}
+
+fn options(grants: Grants) -> InstanceOptions {
+    InstanceOptions::new("lake", Arc::new(grants), Arc::new(MemoryState::default()))
+}
+
+fn session(settings: Value) -> wire::Session {
+    wire::Session {
+        pipeline: "shop".into(),
+        destination: "lake".into(),
+        settings: settings.to_string(),
+        lane: 0,
+        lanes: 1,
+        generation: 1,
+        details: Vec::new(),
+    }
+}
+
+fn group() -> wire::Group {
+    wire::Group { ticket: 3, whole: true, batches: Vec::new(), details: Vec::new() }
+}
+
+/// Opens an instance with settings that say what to do.
+async fn open(options: &InstanceOptions, settings: Value) -> (Instance, Called<wire::Ready>) {
+    let mut instance = hostile().await.instantiate(options).await.unwrap();
+    let ready = instance.open(&session(settings)).await;
+    (instance, ready)
+}
+
+/// What the guest told by way of a failure: code and message.
+async fn told(options: &InstanceOptions, settings: Value) -> (String, String) {
+    match open(options, settings).await.1 {
+        Err(CallError::Failure(failure)) => (failure.code, failure.message),
+        other => panic!("{other:?}"),
+    }
+}
