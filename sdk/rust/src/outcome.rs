@@ -127,11 +127,15 @@ impl Notice {
 impl PhysicalTable {
     /// The table as the source has it, for destinations that keep no tables.
     pub fn like(table: &Table) -> PhysicalTable {
-        let column = |column: &crate::model::Column| PhysicalColumn {
-            name: column.name.clone(),
-            type_name: column.declared.clone(),
-            nullable: column.nullable,
-            details: vec![("ordinal".to_owned(), column.ordinal.to_string())],
+        let column = |column: &crate::model::Column| {
+            let ordinal = ("ordinal".to_owned(), column.ordinal.to_string());
+            let default = column.default_literal.as_ref().map(|literal| ("default".to_owned(), literal.text.clone()));
+            PhysicalColumn {
+                name: column.name.clone(),
+                type_name: column.declared.clone(),
+                nullable: column.nullable,
+                details: [ordinal].into_iter().chain(default).collect(),
+            }
         };
         PhysicalTable {
             path: vec![table.target.schema.clone(), table.target.name.clone()],
@@ -150,6 +154,19 @@ impl Batch {
             Content::Merge(merge) => merge.upserts.count as usize + merge.deletes.count as usize,
             Content::Truncate(_) => 1,
             Content::Messages(messages) => messages.sequence.commit.len(),
+        }
+    }
+}
+
+impl Content {
+    /// Bytes of memory the cells take, positions left out.
+    pub fn bytes(&self) -> usize {
+        match self {
+            Content::Copy(copy) => copy.rows.bytes(),
+            Content::Changes(changes) => changes.rows.bytes() + changes.old_rows.bytes(),
+            Content::Merge(merge) => merge.upserts.bytes() + merge.moved_from.bytes() + merge.deletes.bytes(),
+            Content::Truncate(_) => 0,
+            Content::Messages(messages) => messages.prefixes.data.len() + messages.contents.data.len(),
         }
     }
 }
