@@ -1,0 +1,45 @@
+# make demo    see it work (KEEP=1 leaves it running, ROWS=1000000 makes it bigger)
+# make test    all tests
+# make bench   the benchmark: ratios against PostgreSQL's own tools
+#
+# `setup` installs what is missing on Debian 12 or Ubuntu; rustup has to be there.
+
+# One directory for all checkouts: wasmtime is compiled once.
+export CARGO_TARGET_DIR ?= $(HOME)/.cache/tidegate/target
+export TIDEGATE_VENV ?= $(HOME)/.cache/tidegate/venv
+export TIDEGATE_PLUGINS ?= $(CURDIR)/plugins
+export TIDEGATE_FIXTURES ?= $(CARGO_TARGET_DIR)/fixtures
+
+# One profile serves demo, tests and benchmark (see Cargo.toml).
+TIDEGATE := $(CARGO_TARGET_DIR)/debug/tidegate
+
+.PHONY: demo test bench host plugins fixtures setup setup-tests lint
+
+demo: plugins
+	@$(TIDEGATE) demo --plugins $(TIDEGATE_PLUGINS) $(if $(KEEP),--keep) $(if $(ROWS),--rows $(ROWS))
+
+test: setup-tests plugins fixtures
+	@scripts/test
+
+bench: plugins fixtures
+	@cargo run --quiet -p tidegate-tests --bin bench
+
+host: setup
+	cargo build -p tidegate
+
+# Into plugins/, beside their sources: where tidegate.toml looks by default.
+plugins: host
+	@$(TIDEGATE) plugin build plugins/postgres plugins/files --out $(TIDEGATE_PLUGINS)
+
+fixtures: host
+	@$(TIDEGATE) plugin build $(wildcard tests/fixtures/plugins/*) --out $(TIDEGATE_FIXTURES)
+
+setup:
+	@scripts/setup
+
+setup-tests:
+	@scripts/setup --tests
+
+lint:
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets -- -D warnings
