@@ -4,6 +4,7 @@
 //! with `{"ok": …}` or `{"error": {"code", "message", "next"}}`. Whoever can open the
 //! socket may ask: its mode is 0600, so that is the user who runs the host.
 
+use std::convert::Infallible;
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
@@ -81,10 +82,13 @@ impl ControlServer {
     }
 
     /// Answers until it is dropped.
-    pub async fn serve(self, board: StatusBoard) {
+    pub async fn serve(self, board: StatusBoard) -> Infallible {
         let clients = Arc::new(Semaphore::new(CLIENTS));
         loop {
-            let Ok(permit) = Arc::clone(&clients).acquire_owned().await else { return };
+            // Only a closed semaphore gives none, and nobody closes it.
+            let Ok(permit) = Arc::clone(&clients).acquire_owned().await else {
+                return std::future::pending().await;
+            };
             match self.listener.accept().await {
                 Ok((stream, _)) => {
                     let board = board.clone();
@@ -204,7 +208,7 @@ mod tests {
         answer
     }
 
-    fn serve(state: &Path) -> tokio::task::JoinHandle<()> {
+    fn serve(state: &Path) -> tokio::task::JoinHandle<Infallible> {
         let server = ControlServer::bind(state).unwrap();
         tokio::spawn(server.serve(StatusBoard::new("shop")))
     }

@@ -2,6 +2,7 @@
 #![warn(missing_docs)]
 
 pub mod batch;
+pub mod cli;
 pub mod config;
 pub mod control;
 pub mod copy;

@@ -355,13 +355,7 @@ impl Cluster {
             command.arg("-c").arg(format!("{name}={value}"));
         }
         command.stdout(Stdio::null()).stderr(log);
-        // A group of its own: Ctrl-C at the terminal is for us, and we stop things in order.
-        command.process_group(0);
-        // SAFETY: the closure makes one system call and touches no memory of the parent.
-        unsafe {
-            command.pre_exec(|| Ok(set_parent_process_death_signal(Some(Signal::QUIT))?));
-        }
-        let mut server = spawn(command).map_err(|error| cannot(&error))?;
+        let mut server = spawn_bound(command, Signal::QUIT).map_err(|error| cannot(&error))?;
         let deadline = Instant::now() + START_TIMEOUT;
         loop {
             match server.try_wait() {
@@ -410,7 +404,8 @@ impl Drop for Cluster {
     }
 }
 
-fn send(server: &Child, signal: Signal) {
+/// Sends a signal to a child that has not been waited for.
+pub(crate) fn send(server: &Child, signal: Signal) {
     if let Some(pid) = i32::try_from(server.id()).ok().and_then(Pid::from_raw) {
         // It is our child and not yet waited for, so the pid is its own; if it has ended,
         // the wait that follows sees that.
@@ -418,7 +413,8 @@ fn send(server: &Child, signal: Signal) {
     }
 }
 
-fn wait(server: &mut Child, timeout: Duration) -> io::Result<Option<ExitStatus>> {
+/// Waits for a child's end, for a bounded time; none if it still runs then.
+pub(crate) fn wait(server: &mut Child, timeout: Duration) -> io::Result<Option<ExitStatus>> {
     let deadline = Instant::now() + timeout;
     loop {
         if let Some(status) = server.try_wait()? {
@@ -433,10 +429,13 @@ fn wait(server: &mut Child, timeout: Duration) -> io::Result<Option<ExitStatus>>
 
 type Spawned = (Command, mpsc::Sender<io::Result<Child>>);
 
-/// Starts a command from a thread that lives as long as the process: the kernel sends
-/// the parent-death signal when the *thread* that forked ends, and a test's or a
-/// runtime's thread ends long before the process.
-fn spawn(command: Command) -> io::Result<Child> {
+/// Starts a process that gets `signal` when this one dies, however that happens.
+///
+/// It gets a process group of its own: Ctrl-C at the terminal is for this process, which
+/// stops things in order.
+pub(crate) fn spawn_bound(mut command: Command, signal: Signal) -> io::Result<Child> {
+    // The kernel sends the signal when the *thread* that forked ends, and a test's or a
+    // runtime's thread ends long before the process: so one that lives as long forks.
     static SPAWNER: LazyLock<Mutex<mpsc::Sender<Spawned>>> = LazyLock::new(|| {
         let (sender, receiver) = mpsc::channel::<Spawned>();
         thread::spawn(move || {
@@ -447,6 +446,11 @@ fn spawn(command: Command) -> io::Result<Child> {
         });
         Mutex::new(sender)
     });
+    command.process_group(0);
+    // SAFETY: the closure makes one system call and touches no memory of the parent.
+    unsafe {
+        command.pre_exec(move || Ok(set_parent_process_death_signal(Some(signal))?));
+    }
     let (answer, spawned) = mpsc::channel();
     let gone = || io::Error::other("the thread that starts processes is gone");
     SPAWNER.lock().unwrap_or_else(PoisonError::into_inner).send((command, answer)).map_err(|_| gone())?;

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::Error;
 use crate::position::{Lsn, SnapshotId};
 use crate::schema::table::TableName;
+use crate::store::TableState;
 
 /// The whole answer, as `status --json` prints it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -123,8 +124,8 @@ impl SchemaState {
 pub struct TableStatus {
     /// `schema.table` at the source.
     pub table: String,
-    /// `init`, `data-sync`, `finished-copy`, `catch-up`, `ready` or `errored`.
-    pub state: String,
+    /// Where it stands on its way to being live.
+    pub state: TableState,
     /// The version the destination has.
     pub snapshot: Option<SnapshotId>,
     /// What becomes of the newest version.
@@ -191,7 +192,7 @@ impl StatusReport {
 
     /// Whether every table of every destination is live.
     pub fn all_ready(&self) -> bool {
-        self.destinations.iter().all(|destination| destination.tables.iter().all(|table| table.state == "ready"))
+        self.destinations.iter().all(|destination| destination.tables.iter().all(|table| table.state == TableState::Ready))
     }
 }
 
@@ -301,7 +302,7 @@ mod tests {
         });
         board.update_destination("warehouse", |destination| destination.plugin = "postgres".to_owned());
         board.update_table("warehouse", &TableName::new("public", "orders"), |table| {
-            table.state = "ready".to_owned();
+            table.state = TableState::Ready;
             table.rows_copied = 3;
         });
         let expected = serde_json::json!({

@@ -530,7 +530,7 @@ impl Destination {
 
 /// What `status` shows of a recorded table.
 pub(crate) fn show_table(status: &mut crate::status::TableStatus, record: &TableRecord) {
-    status.state = record.state.as_str().to_owned();
+    status.state = record.state;
     status.snapshot = record.applied;
     status.schema = if record.applying.is_some() { SchemaState::Applying } else { SchemaState::Applied };
     status.rows_copied = record.rows_copied;

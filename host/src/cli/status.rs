@@ -1,0 +1,215 @@
+//! `tidegate status`.
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use comfy_table::Cell;
+
+use super::{paint, print_json, print_text};
+use crate::config::Config;
+use crate::control;
+use crate::deliver::show_table;
+use crate::error::Result;
+use crate::status::{DestinationState, DestinationStatus, SchemaState, StatusError, StatusReport, TableStatus};
+use crate::store::{Loaded, Store, TableState};
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Asks the running process, or reads the state directory if none runs.\n\n\
+    Example:\n  tidegate status --json | jq '.destinations[] | {name, lag_seconds}'")]
+pub(super) struct Args {
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub(super) async fn status(args: &Args, path: &Path) -> Result<ExitCode> {
+    let pipeline = Config::load_pipeline(path)?;
+    let report = match control::status(&pipeline.state).await? {
+        Some(report) => report,
+        None => at_rest(&pipeline.name, Store::open_read_only(&pipeline.state)?.load()?),
+    };
+    if args.json {
+        print_json(&report)?;
+    } else {
+        print_text(&render(&report))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// What the state says of a pipeline that does not run: where it left off. Lags are
+/// unknown, for nobody looks at the source.
+fn at_rest(pipeline: &str, loaded: Loaded) -> StatusReport {
+    let confirmed = loaded.destinations.iter().map(|record| record.checkpoint).min();
+    let mut report = StatusReport { pipeline: pipeline.to_owned(), ..StatusReport::default() };
+    report.slot.confirmed = confirmed;
+    for record in loaded.destinations {
+        let destination = report.destination_mut(&record.name);
+        destination.plugin = record.plugin;
+        destination.checkpoint = Some(record.checkpoint);
+    }
+    for (name, error) in loaded.destination_errors {
+        let error = StatusError { code: error.code, message: error.message, next: error.next };
+        report.destination_mut(&name).error = Some(error);
+    }
+    for record in &loaded.tables {
+        show_table(report.destination_mut(&record.destination).table_mut(&record.name), record);
+    }
+    report
+}
+
+fn render(report: &StatusReport) -> String {
+    let mut text = format!("pipeline {}: ", report.pipeline);
+    match report.pid {
+        Some(pid) => text.push_str(&format!("runs as process {pid}")),
+        None => text.push_str("does not run; this is what the state directory says"),
+    }
+    text.push_str(&format!("\nslot: {}\n", place(report.slot.confirmed.map(|lsn| lsn.to_string()), report.slot.lag_bytes, report.slot.lag_seconds)));
+    let mut destinations = paint::table(&["destination", "plugin", "state", "durable up to", "changes", "delay"]);
+    for destination in &report.destinations {
+        destinations.add_row(destination_row(destination));
+    }
+    text.push_str(&destinations.to_string());
+    let mut tables = paint::table(&["destination", "table", "state", "copied", "schema"]);
+    for destination in &report.destinations {
+        for table in &destination.tables {
+            tables.add_row(table_row(destination, table));
+        }
+    }
+    if !tables.is_empty() {
+        text.push('\n');
+        text.push_str(&tables.to_string());
+    }
+    for (what, error) in errors(report) {
+        text.push_str(&format!("\n{what}: error[{}]: {}", error.code, error.message));
+        if let Some(next) = &error.next {
+            text.push_str(&format!("\n  next: {next}"));
+        }
+    }
+    text
+}
+
+/// A position, and how far it is behind.
+fn place(lsn: Option<String>, lag_bytes: Option<u64>, lag_seconds: Option<f64>) -> String {
+    let mut text = lsn.unwrap_or_else(|| "-".to_owned());
+    if let Some(bytes) = lag_bytes {
+        text.push_str(&format!(", {} behind", paint::bytes(bytes)));
+    }
+    if let Some(seconds) = lag_seconds {
+        text.push_str(&format!(", {seconds:.1} s"));
+    }
+    text
+}
+
+fn destination_row(destination: &DestinationStatus) -> Vec<Cell> {
+    let state = destination.state.as_str();
+    let checkpoint = destination.checkpoint.map(|lsn| lsn.to_string());
+    let delay = match destination.delay_ms {
+        Some(delay) => format!("{:.0} ms (p99 {:.0})", delay.median, delay.p99),
+        None => "-".to_owned(),
+    };
+    vec![
+        Cell::new(&destination.name),
+        Cell::new(&destination.plugin),
+        match destination.state {
+            DestinationState::Running => paint::good(state),
+            DestinationState::Errored => paint::bad(state),
+            DestinationState::Stopped | DestinationState::Starting | DestinationState::Retrying => paint::pending(state),
+        },
+        Cell::new(place(checkpoint, destination.lag_bytes, destination.lag_seconds)),
+        Cell::new(paint::number(destination.changes)),
+        Cell::new(delay),
+    ]
+}
+
+fn table_row(destination: &DestinationStatus, table: &TableStatus) -> Vec<Cell> {
+    let copied = match table.rows_total {
+        Some(total) if table.state == TableState::DataSync => {
+            format!("{} of about {}", paint::number(table.rows_copied), paint::number(total))
+        }
+        _ => paint::number(table.rows_copied),
+    };
+    let schema = match table.snapshot {
+        Some(snapshot) => format!("{} {snapshot}", table.schema.as_str()),
+        None => "-".to_owned(),
+    };
+    vec![
+        Cell::new(&destination.name),
+        Cell::new(&table.table),
+        match table.state {
+            TableState::Ready => paint::good("ready"),
+            TableState::Errored => paint::bad("errored"),
+            other => paint::pending(other.as_str()),
+        },
+        Cell::new(copied),
+        if table.schema == SchemaState::Applied { Cell::new(schema) } else { paint::pending(schema) },
+    ]
+}
+
+fn errors(report: &StatusReport) -> impl Iterator<Item = (String, &StatusError)> {
+    report.destinations.iter().flat_map(|destination| {
+        let own = destination.error.iter().map(|error| (destination.name.clone(), error));
+        let of_tables = destination.tables.iter().filter_map(|table| {
+            Some((format!("{} {}", destination.name, table.table), table.error.as_ref()?))
+        });
+        own.chain(of_tables)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::position::Lsn;
+    use crate::schema::table::TableName;
+    use crate::status::StatusBoard;
+
+    #[test]
+    fn a_person_sees_what_is_wrong_and_what_to_do() {
+        let board = StatusBoard::new("shop");
+        board.update_destination("warehouse", |destination| {
+            destination.state = DestinationState::Running;
+            destination.checkpoint = Some(Lsn(0x1234));
+            destination.lag_bytes = Some(1_500_000);
+        });
+        board.update_table("warehouse", &TableName::new("public", "orders"), |table| {
+            table.state = TableState::Errored;
+            table.error = Some(StatusError {
+                code: "destination.column".to_owned(),
+                message: "no column b".to_owned(),
+                next: Some("Add it.".to_owned()),
+            });
+        });
+        let text = render(&board.report());
+        for part in ["pipeline shop", "0/1234, 1.5 MB behind", "public.orders", "errored", "error[destination.column]: no column b", "next: Add it."] {
+            assert!(text.contains(part), "`{part}` is not in:\n{text}");
+        }
+        assert!(!text.contains('\x1b'), "colours without a terminal");
+    }
+
+    #[test]
+    fn a_pipeline_that_does_not_run_shows_where_it_left_off() {
+        use crate::store::{DestinationRecord, TableError, TableRecord};
+        let destination = |name: &str, checkpoint| DestinationRecord {
+            name: name.to_owned(),
+            plugin: "postgres".to_owned(),
+            checkpoint: Lsn(checkpoint),
+        };
+        let error = TableError { code: "a.b".to_owned(), message: "no".to_owned(), next: None };
+        let loaded = Loaded {
+            destinations: vec![destination("a", 20), destination("b", 10)],
+            tables: vec![TableRecord {
+                destination: "b".to_owned(),
+                name: TableName::new("public", "orders"),
+                state: TableState::Errored,
+                error: Some(error),
+                ..TableRecord::default()
+            }],
+            ..Loaded::default()
+        };
+        let report = at_rest("shop", loaded);
+        assert_eq!((report.pid, report.slot.confirmed), (None, Some(Lsn(10))));
+        assert_eq!(report.destinations[0].state, DestinationState::Stopped);
+        let table = &report.destinations[1].tables[0];
+        assert_eq!(table.error.as_ref().unwrap().code, "a.b");
+        assert!(!report.all_ready());
+    }
+}
