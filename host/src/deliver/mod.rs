@@ -23,7 +23,5 @@ pub mod pipeline;
 mod retry;
 mod router;
 mod sending;
-mod start;
+pub mod start;
 mod versions;
-
-pub(crate) use destination::show_table;

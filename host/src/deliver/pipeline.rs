@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::plugin::{InstanceOptions, Limits, Plugin, PluginState, StateFuture};
 use crate::position::{Lsn, Position};
 use crate::schema::history::History;
-use crate::source::replication::{Feedback, ReplicationConnection, WalReader};
+use crate::source::{Feedback, ReplicationConnection, WalReader};
 use crate::status::{DestinationState, StatusBoard};
 use crate::store::{DestinationRecord, Loaded, SlotRecord, SourceRecord, Store, TableRecord, TableState};
 use crate::wire;

@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::position::{Lsn, Position, row_ordinal};
 use crate::schema::table::TableName;
 use crate::source::pgoutput::{self, Message, Relation};
-use crate::source::replication::{WalMessage, WalReader, XLogData};
+use crate::source::{WalMessage, WalReader, XLogData};
 use crate::store::TableState;
 
 use super::destination::{Event, Live};
@@ -236,11 +236,11 @@ impl Router {
     async fn take_data(&mut self, data: XLogData) -> Result<()> {
         let message = pgoutput::decode(&data.body)?;
         match &message {
-            Message::Insert(insert) => self.change(insert.oid, &data, &message).await,
-            Message::Update(update) => self.change(update.oid, &data, &message).await,
-            Message::Delete(delete) => self.change(delete.oid, &data, &message).await,
-            Message::Truncate(truncate) => {
-                for oid in &truncate.oids {
+            Message::Insert { oid, .. } => self.change(*oid, &data, &message).await,
+            Message::Update { oid, .. } => self.change(*oid, &data, &message).await,
+            Message::Delete { oid, .. } => self.change(*oid, &data, &message).await,
+            Message::Truncate { oids, .. } => {
+                for oid in oids {
                     self.change(*oid, &data, &message).await?;
                 }
                 Ok(())
@@ -255,8 +255,8 @@ impl Router {
             }
             Message::Commit(commit) => self.commit(commit.commit, commit.end).await,
             Message::Relation(relation) => self.relation(relation.clone(), &data).await,
-            Message::Logical(logical) if logical.transactional => self.logical(&logical.prefix, &logical.content, logical.lsn).await,
-            Message::Logical(_) | Message::Origin | Message::Type => Ok(()),
+            Message::Logical { transactional: true, lsn, prefix, content } => self.logical(prefix, content, *lsn).await,
+            Message::Logical { .. } | Message::Origin | Message::Type => Ok(()),
         }
     }
 
