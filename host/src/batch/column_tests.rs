@@ -110,7 +110,7 @@ fn taking_a_row_back_leaves_a_builder_as_if_it_had_never_come() {
         let mut never = ColumnBuilder::new(&column);
         let mut back = ColumnBuilder::new(&column);
         for builder in [&mut never, &mut back] {
-            (0..9).for_each(|_| drop(builder.append(cell)));
+            (0..9).for_each(|_| _ = builder.append(cell));
         }
         back.append_null();
         back.append_missing();

@@ -349,10 +349,10 @@ fn check_sequence(schema: &TableSchema, merge: &wire::MergeRows, events: &[Event
     let mut last = BTreeMap::new();
     for (event, n) in events.iter().zip(first..) {
         match event {
-            Event::Insert(new) => drop(last.insert(name(new), n)),
-            Event::Delete(before) => drop(last.insert(name(before), n)),
+            Event::Insert(new) => _ = last.insert(name(new), n),
+            Event::Delete(before) => _ = last.insert(name(before), n),
             Event::Update(before, new) => {
-                before.iter().for_each(|before| drop(last.insert(name(before), n)));
+                before.iter().for_each(|before| _ = last.insert(name(before), n));
                 last.insert(name(new), n);
             }
         }
