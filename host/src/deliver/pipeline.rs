@@ -297,7 +297,7 @@ impl Running {
             }
         };
         let routed = tokio::select! {
-            routed = router.run(reader) => routed,
+            routed = router.run(reader, feedback) => routed,
             never = confirm => never,
         };
         router.reconnected();
@@ -317,9 +317,9 @@ impl Running {
             self.hurry.send_replace(true);
             self.wait(tokio::time::Instant::now() + LET_GO).await;
         }
-        if let Some((_, feedback)) = self.connection.take() {
+        if let Some((reader, feedback)) = self.connection.take() {
             feedback.confirm(self.confirmed.smallest());
-            feedback.shutdown().await;
+            reader.close().await;
         }
         drained
     }

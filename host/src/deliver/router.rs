@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::position::{Lsn, Position, row_ordinal};
 use crate::schema::table::TableName;
 use crate::source::pgoutput::{self, Message, Relation};
-use crate::source::{WalMessage, WalReader, XLogData};
+use crate::source::{Feedback, WalMessage, WalReader, XLogData};
 use crate::store::TableState;
 
 use super::destination::{Event, Live};
@@ -171,7 +171,7 @@ impl Router {
 
     /// Takes the stream until it fails or it is time to stop. On a stop what is open is
     /// sent.
-    pub async fn run(&mut self, reader: &mut WalReader) -> Result<Routing> {
+    pub async fn run(&mut self, reader: &mut WalReader, feedback: &Feedback) -> Result<Routing> {
         let mut report = tokio::time::interval(REPORT_EVERY);
         let hungry = self.parts.hungry.clone();
         let mut stopping = self.parts.stopping.clone();
@@ -191,7 +191,10 @@ impl Router {
                 _ = stopping.changed() => {}
                 Some(command) = self.parts.commands.recv() => self.command(command),
                 Some(event) = self.parts.events.recv() => self.event(event),
-                message = reader.next() => self.take_buffered(message?, reader).await?,
+                message = reader.next() => {
+                    self.take_buffered(message?, reader).await?;
+                    feedback.received(self.at);
+                }
                 () = hungry.notified() => {}
                 _ = report.tick() => self.report(),
             }
