@@ -85,6 +85,7 @@ pub struct Wave {
 }
 
 /// A table of a wave.
+#[derive(Clone)]
 pub struct WaveTable {
     /// What the publication says of it in the snapshot.
     pub table: PublishedTable,

@@ -9,7 +9,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 
 use crate::batch::CopyBuilder;
-use crate::copy::snapshot::{self, Wave, WaveOptions, WaveTable};
+use crate::copy::{Wave, WaveOptions, WaveTable, snapshot};
 use crate::error::{Error, Result};
 use crate::position::Position;
 use crate::schema::table::TableSchema;
@@ -170,7 +170,7 @@ impl Copier {
         destinations: BTreeSet<usize>,
     ) -> Result<BTreeSet<usize>> {
         let schema = self.versions.copied(table.schema.clone()).await?;
-        let rows_total = estimate(table.table.reltuples);
+        let rows_total = table.estimated_rows;
         let mut again = BTreeSet::new();
         let mut begun = Vec::new();
         for destination in destinations {
@@ -242,7 +242,9 @@ impl Copier {
             }
             Ok::<(), Error>(())
         };
-        let (copied, decoded) = tokio::join!(wave.copy_table(schema.oid, buffers), decode);
+        // The channel ends with the copy, which ends the decoding.
+        let copy = async move { wave.copy_table(schema.oid, &buffers).await };
+        let (copied, decoded) = tokio::join!(copy, decode);
         decoded?;
         copied.map(|_| ())
     }
@@ -261,11 +263,6 @@ impl Copier {
         let outlet = &self.outlets[destination];
         outlet.copying.send(item, bytes).await.map_err(|_| ended(&outlet.name))
     }
-}
-
-/// `reltuples` is -1 for a table that was never analysed.
-fn estimate(reltuples: f64) -> Option<u64> {
-    (reltuples >= 0.0).then_some(reltuples as u64)
 }
 
 fn no_key(schema: &TableSchema) -> Error {

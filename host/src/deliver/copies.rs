@@ -55,6 +55,7 @@ impl Destination {
             ..TableRecord::default()
         };
         self.parts.tables.insert(oid, Table::new(record, Some(schema.clone())));
+        self.forget_position(oid).await?;
         self.save_table(oid).await?;
         self.parts.cursors.add(&self.parts.config.name, oid, None);
         let wire = self.wire_table(&schema);

@@ -496,6 +496,18 @@ impl Destination {
         Ok(())
     }
 
+    /// A copy begins at nothing: what is stored of the table never goes back otherwise.
+    pub(super) async fn forget_position(&mut self, oid: u32) -> Result<(), Stop> {
+        self.parts.checkpointer.forget(oid);
+        let name = self.parts.config.name.clone();
+        let mut backoff = Backoff::transient();
+        while let Err(error) = self.parts.store.delete_table(&name, oid).await {
+            self.set_state(DestinationState::Retrying, Some(StatusError::from(&error)));
+            self.sleep(backoff.pause(None)).await?;
+        }
+        Ok(())
+    }
+
     /// Sleeps, unless it is time to stop.
     pub(super) async fn sleep(&mut self, pause: Duration) -> Result<(), Stop> {
         let stopping = &mut self.parts.stopping;

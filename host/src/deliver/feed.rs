@@ -129,17 +129,17 @@ impl Feed {
             xid: transaction.xid,
         };
         self.place(transaction.commit, row)?;
-        if let Message::Truncate(truncate) = message {
-            return self.truncate(at, truncate.cascade, truncate.restart_identity);
+        if let Message::Truncate { cascade, restart_identity, .. } = message {
+            return self.truncate(at, *cascade, *restart_identity);
         }
         self.ensure_map()?;
         let (Some(map), Some(builder)) = (&self.map, &mut self.builder) else {
             return Err(Undecoded::UnknownRelation);
         };
         match message {
-            Message::Insert(insert) => builder.insert(map, &insert.new, at)?,
-            Message::Update(update) => builder.update(map, update.old.as_ref(), &update.new, at)?,
-            Message::Delete(delete) => builder.delete(map, &delete.old, at)?,
+            Message::Insert { new, .. } => builder.insert(map, new, at)?,
+            Message::Update { old, new, .. } => builder.update(map, old.as_ref(), new, at)?,
+            Message::Delete { old, .. } => builder.delete(map, old, at)?,
             _ => return Err(Undecoded::Failed(not_a_change(self.oid))),
         }
         Ok(())

@@ -96,7 +96,7 @@ impl Lane {
             .store
             .next_generation(&self.session.destination, self.session.lane)
             .await
-            .map_err(CallError::Host)?;
+            .map_err(|error| CallError::Host(Arc::new(error)))?;
         let mut instance = self.plugin.instantiate(&self.options).await?;
         let ready = instance.open(&self.session).await?;
         self.pace = Pace::of(&ready.limits, &self.overrides);

@@ -23,7 +23,7 @@ pub mod pipeline;
 mod retry;
 mod router;
 mod sending;
-pub(crate) mod start;
+pub mod start;
 mod versions;
 
 pub(crate) use destination::show_table;

@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::plugin::{InstanceOptions, Limits, Plugin, PluginState, StateFuture};
 use crate::position::{Lsn, Position};
 use crate::schema::history::History;
-use crate::source::replication::{Feedback, ReplicationConnection, WalReader};
+use crate::source::{Feedback, ReplicationConnection, WalReader};
 use crate::status::{DestinationState, StatusBoard};
 use crate::store::{DestinationRecord, Loaded, SlotRecord, SourceRecord, Store, TableRecord, TableState};
 use crate::wire;
@@ -297,7 +297,7 @@ impl Running {
             }
         };
         let routed = tokio::select! {
-            routed = router.run(reader) => routed,
+            routed = router.run(reader, feedback) => routed,
             never = confirm => never,
         };
         router.reconnected();
@@ -317,9 +317,9 @@ impl Running {
             self.hurry.send_replace(true);
             self.wait(tokio::time::Instant::now() + LET_GO).await;
         }
-        if let Some((_, feedback)) = self.connection.take() {
+        if let Some((reader, feedback)) = self.connection.take() {
             feedback.confirm(self.confirmed.smallest());
-            feedback.shutdown().await;
+            reader.close().await;
         }
         drained
     }

@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::position::{Lsn, Position, row_ordinal};
 use crate::schema::table::TableName;
 use crate::source::pgoutput::{self, Message, Relation};
-use crate::source::replication::{WalMessage, WalReader, XLogData};
+use crate::source::{Feedback, WalMessage, WalReader, XLogData};
 use crate::store::TableState;
 
 use super::destination::{Event, Live};
@@ -171,7 +171,7 @@ impl Router {
 
     /// Takes the stream until it fails or it is time to stop. On a stop what is open is
     /// sent.
-    pub async fn run(&mut self, reader: &mut WalReader) -> Result<Routing> {
+    pub async fn run(&mut self, reader: &mut WalReader, feedback: &Feedback) -> Result<Routing> {
         let mut report = tokio::time::interval(REPORT_EVERY);
         let hungry = self.parts.hungry.clone();
         let mut stopping = self.parts.stopping.clone();
@@ -191,7 +191,10 @@ impl Router {
                 _ = stopping.changed() => {}
                 Some(command) = self.parts.commands.recv() => self.command(command),
                 Some(event) = self.parts.events.recv() => self.event(event),
-                message = reader.next() => self.take_buffered(message?, reader).await?,
+                message = reader.next() => {
+                    self.take_buffered(message?, reader).await?;
+                    feedback.received(self.at);
+                }
                 () = hungry.notified() => {}
                 _ = report.tick() => self.report(),
             }
@@ -236,11 +239,11 @@ impl Router {
     async fn take_data(&mut self, data: XLogData) -> Result<()> {
         let message = pgoutput::decode(&data.body)?;
         match &message {
-            Message::Insert(insert) => self.change(insert.oid, &data, &message).await,
-            Message::Update(update) => self.change(update.oid, &data, &message).await,
-            Message::Delete(delete) => self.change(delete.oid, &data, &message).await,
-            Message::Truncate(truncate) => {
-                for oid in &truncate.oids {
+            Message::Insert { oid, .. } => self.change(*oid, &data, &message).await,
+            Message::Update { oid, .. } => self.change(*oid, &data, &message).await,
+            Message::Delete { oid, .. } => self.change(*oid, &data, &message).await,
+            Message::Truncate { oids, .. } => {
+                for oid in oids {
                     self.change(*oid, &data, &message).await?;
                 }
                 Ok(())
@@ -255,8 +258,8 @@ impl Router {
             }
             Message::Commit(commit) => self.commit(commit.commit, commit.end).await,
             Message::Relation(relation) => self.relation(relation.clone(), &data).await,
-            Message::Logical(logical) if logical.transactional => self.logical(&logical.prefix, &logical.content, logical.lsn).await,
-            Message::Logical(_) | Message::Origin | Message::Type => Ok(()),
+            Message::Logical { transactional: true, lsn, prefix, content } => self.logical(prefix, content, *lsn).await,
+            Message::Logical { .. } | Message::Origin | Message::Type => Ok(()),
         }
     }
 

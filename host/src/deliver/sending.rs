@@ -282,7 +282,7 @@ fn only_table(entry: &Entry) -> Option<u32> {
 }
 
 fn stopping() -> CallError {
-    CallError::Host(crate::error::Error::transient("host.stopping", "the host is stopping"))
+    CallError::Host(std::sync::Arc::new(crate::error::Error::transient("host.stopping", "the host is stopping")))
 }
 
 /// The way out for a table that was given up on.

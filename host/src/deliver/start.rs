@@ -50,7 +50,7 @@ pub fn check_plugin(destination: &DestinationConfig, plugin: &Plugin) -> Result<
             .next("Choose the other mode, or another plugin."));
     }
     if let Some(missing) = destination.grants.missing(&manifest.permissions, &destination.settings).first() {
-        return Err(Error::usage("plugin.grant", format!("plugin `{}` needs a permission: {missing}", plugin.name))
+        return Err(Error::usage("plugin.grant", format!("plugin `{}` asks for `{}`: {}", plugin.name, missing.permission, missing.reason))
             .next("Grant it in [destination.grant], or choose another plugin."));
     }
     Ok(())

@@ -73,7 +73,7 @@ impl Versions {
     pub async fn copied(&self, schema: TableSchema) -> Result<Arc<TableSchema>> {
         let (oid, snapshot) = (schema.oid, schema.snapshot);
         self.append(schema).await?;
-        self.read(|history| history.in_force(oid, snapshot.commit, snapshot.message)).ok_or_else(|| {
+        self.read(|history| history.in_force(oid, snapshot.commit, snapshot.commit)).ok_or_else(|| {
             Error::permanent("schema.history", format!("table {oid}: the version {snapshot} is not in the history"))
         })
     }

@@ -79,6 +79,17 @@ impl CallError {
         !matches!(self, CallError::Failure(_))
     }
 
+    /// Stable and machine-readable: `plugin.trap`, `plugin.timeout`, or the plugin's or
+    /// the host's own.
+    pub fn code(&self) -> &str {
+        match self {
+            CallError::Failure(failure) => &failure.code,
+            CallError::Trap { .. } => "plugin.trap",
+            CallError::Timeout { .. } => "plugin.timeout",
+            CallError::Host(error) => error.code(),
+        }
+    }
+
     /// As the host's error: `plugin.trap`, `plugin.timeout`, or the plugin's own code.
     pub fn into_error(self, who: &str) -> Error {
         let message = format!("{who}: {self}");

@@ -21,6 +21,18 @@ pub enum Class {
     BlockedByPolicy,
 }
 
+impl Class {
+    /// As `status` and the documentation spell it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Class::Compatible => "compatible",
+            Class::DestructiveOrAmbiguous => "destructive-or-ambiguous",
+            Class::RequiresMapping => "requires-mapping",
+            Class::BlockedByPolicy => "blocked-by-policy",
+        }
+    }
+}
+
 /// What a step does under the circumstances that decide what it means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Change {

@@ -20,6 +20,18 @@ pub enum ApplyMode {
     BlockDestructive,
 }
 
+impl ApplyMode {
+    /// As the configuration spells it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            ApplyMode::AutoSafe => "auto-safe",
+            ApplyMode::StagedRollout => "staged-rollout",
+            ApplyMode::ManualReview => "manual-review",
+            ApplyMode::BlockDestructive => "block-destructive",
+        }
+    }
+}
+
 /// What happens to a change at one destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]

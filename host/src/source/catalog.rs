@@ -146,7 +146,11 @@ async fn publication(session: &Session, config: &SourceConfig) -> Result<Publica
         warnings.push(
             Error::permanent(
                 "publication.publish",
-                format!("publication `{}` leaves out {}: destinations will differ", config.publication, left_out.join(", ")),
+                format!(
+                    "publication `{}` leaves out {}: destinations will differ",
+                    config.publication,
+                    left_out.join(", ")
+                ),
             )
             .next("Run ALTER PUBLICATION … SET (publish = 'insert, update, delete, truncate'); unless it is meant."),
         );

@@ -6,6 +6,7 @@ use serde_json::Value;
 use super::errors;
 use crate::error::{Error, Result};
 use crate::position::SnapshotId;
+use crate::schema::defaults::column_literal;
 use crate::schema::table::{Column, Origin, ReplicaIdentity, TableName, TableSchema};
 
 /// The query behind every picture; `$1` is the oid.
@@ -84,7 +85,7 @@ pub fn schema_from_picture(
 
 impl PictureColumn {
     fn into_column(self) -> Column {
-        Column {
+        let mut column = Column {
             ordinal: self.ordinal,
             name: self.name,
             declared: self.declared,
@@ -99,7 +100,11 @@ impl PictureColumn {
             default_expression: self.default,
             default_literal: None,
             enum_labels: self.enum_labels.unwrap_or_default(),
-        }
+        };
+        // A literal depends on the column's type: PostgreSQL leaves its cast out.
+        column.default_literal =
+            column.default_expression.as_deref().and_then(|expression| column_literal(expression, &column));
+        column
     }
 }
 
@@ -125,7 +130,8 @@ mod tests {
 
     #[test]
     fn a_picture_of_another_version_is_refused() {
-        let error = schema_from_picture(&serde_json::json!({"version": 2}), "p", SnapshotId::default(), Origin::Message);
+        let error =
+            schema_from_picture(&serde_json::json!({"version": 2}), "p", SnapshotId::default(), Origin::Message);
         assert_eq!(error.unwrap_err().code(), "source.picture");
     }
 }

@@ -14,8 +14,8 @@ use tokio_postgres::{AsyncMessage, Client, Connection};
 
 use super::config::SourceConfig;
 use super::dial::{self, Dialled, Stream};
-use super::errors::{self, ServerError};
 pub use super::errors::sql_error;
+use super::errors::{self, ServerError};
 use crate::error::Result;
 
 /// Settings of every session of ours, so that neither role nor database nor

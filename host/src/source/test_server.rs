@@ -25,13 +25,16 @@ host all all 127.0.0.1/32 scram-sha-256
 ";
 
 /// Stops the server and removes it when its input ends, which it does when we die.
-const GUARD: &str = r#"directory=$1; shift; "$@" & server=$!; read _; kill -INT $server; wait $server; rm -rf "$directory""#;
+const GUARD: &str =
+    r#"directory=$1; shift; "$@" & server=$!; read _; kill -INT $server; wait $server; rm -rf "$directory""#;
 
 impl Server {
     /// The server that most tests share.
     pub(super) fn shared() -> &'static Server {
         static SHARED: OnceLock<Server> = OnceLock::new();
-        SHARED.get_or_init(|| Server::start(&["ssl=on", "wal_level=logical", "max_replication_slots=40", "max_wal_senders=40"]))
+        SHARED.get_or_init(|| {
+            Server::start(&["ssl=on", "wal_level=logical", "max_replication_slots=40", "max_wal_senders=40"])
+        })
     }
 
     /// A new server with these settings.
@@ -61,7 +64,13 @@ impl Server {
         ];
         let server = as_postgres("postgres");
         let mut guard = Command::new("sh");
-        guard.args(["-c", GUARD, "guard"]).arg(path).arg(server.get_program()).args(server.get_args()).arg("-D").arg(&data);
+        guard
+            .args(["-c", GUARD, "guard"])
+            .arg(path)
+            .arg(server.get_program())
+            .args(server.get_args())
+            .arg("-D")
+            .arg(&data);
         for setting in fixed.iter().map(String::as_str).chain(settings.iter().copied()) {
             guard.args(["-c", setting]);
         }
@@ -75,7 +84,11 @@ impl Server {
     /// Until it accepts connections.
     fn wait_until_ready(&self) {
         for _ in 0..300 {
-            let ready = as_postgres("pg_isready").args(["-q", "-h"]).arg(self.directory()).args(["-p", &self.port.to_string()]).status();
+            let ready = as_postgres("pg_isready")
+                .args(["-q", "-h"])
+                .arg(self.directory())
+                .args(["-p", &self.port.to_string()])
+                .status();
             if ready.unwrap().success() {
                 return;
             }

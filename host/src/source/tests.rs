@@ -64,7 +64,8 @@ async fn each_way_to_log_in_works_and_each_refusal_has_its_own_code() {
         // SCRAM-SHA-256-PLUS, bound to the channel.
         let_in(&server.tcp(login, "127.0.0.1", "?sslmode=require")).await;
     }
-    for login in ["scrammer:hunter3", "md5er:hunter3", "clear:hunter3", "missing:hunter3", "nobody:hunter2", "scrammer"] {
+    for login in ["scrammer:hunter3", "md5er:hunter3", "clear:hunter3", "missing:hunter3", "nobody:hunter2", "scrammer"]
+    {
         let config = server.tcp(login, "127.0.0.1", plain);
         assert_eq!(refused(&config).await, "source.password", "{login}");
         assert_eq!(session::connect(&config).await.err().unwrap().exit_code(), Exit::No);
@@ -147,8 +148,14 @@ async fn a_server_that_is_not_there_is_transiently_unreachable() {
 async fn settings_of_role_and_database_do_not_reach_our_sessions() {
     let (config, admin) = Server::shared().database().await;
     let hostile = [
-        "DateStyle = 'German'", "IntervalStyle = 'iso_8601'", "TimeZone = 'Asia/Kolkata'", "bytea_output = 'escape'",
-        "extra_float_digits = 0", "search_path = public", "statement_timeout = '1s'", "client_encoding = 'LATIN1'",
+        "DateStyle = 'German'",
+        "IntervalStyle = 'iso_8601'",
+        "TimeZone = 'Asia/Kolkata'",
+        "bytea_output = 'escape'",
+        "extra_float_digits = 0",
+        "search_path = public",
+        "statement_timeout = '1s'",
+        "client_encoding = 'LATIN1'",
     ];
     for setting in hostile {
         admin.batch_execute(&format!("ALTER DATABASE {} SET {setting}", config.database)).await.unwrap();
@@ -233,8 +240,12 @@ async fn the_stream_carries_inserts_updates_deletes_truncates_and_messages() {
         }
     }
     let expected = [
-        "insert 10007", "update [] 1,é,unchanged", "update [false 1,null,null] 2,é,unchanged", "delete 2,null,null",
-        "truncate true", "b\"hello\" b\"world\"",
+        "insert 10007",
+        "update [] 1,é,unchanged",
+        "update [false 1,null,null] 2,é,unchanged",
+        "delete 2,null,null",
+        "truncate true",
+        "b\"hello\" b\"world\"",
     ];
     assert_eq!(seen, expected);
     drop(feedback);
@@ -335,7 +346,13 @@ async fn errors_of_a_slot_say_who_holds_it_what_is_missing_and_whether_it_passes
     };
     assert_eq!((error.code(), error.is_transient()), ("publication.missing", false), "{}", error.report());
     let (mut reader, _feedback) = retry_start(&config).await;
-    session.query("SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = $1", &[&config.slot]).await.unwrap();
+    session
+        .query(
+            "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = $1",
+            &[&config.slot],
+        )
+        .await
+        .unwrap();
     let error = loop {
         match timeout(PATIENCE, reader.next()).await.unwrap() {
             Ok(_) => {}
@@ -370,13 +387,18 @@ async fn a_slot_that_waits_names_the_open_and_the_prepared_transaction_in_its_wa
     let error = connection.create_slot("waits", SlotKind::Permanent, Duration::from_millis(500)).await.unwrap_err();
     assert_eq!(error.code(), "slot.blocked", "{}", error.report());
     assert!(error.is_transient());
-    assert!(error.message().contains(&format!("pid {pid}")) && error.message().contains("'parked'"), "{}", error.report());
+    assert!(
+        error.message().contains(&format!("pid {pid}")) && error.message().contains("'parked'"),
+        "{}",
+        error.report()
+    );
     session.batch_execute("COMMIT").await.unwrap();
     session.batch_execute("ROLLBACK PREPARED 'parked'").await.unwrap();
     // The same connection is still good, and nothing was left behind.
     let slot = connection.create_slot("waits", SlotKind::TemporaryExported, SLOT_WAIT).await.unwrap();
     let reader = session::connect(&config).await.unwrap();
-    let import = format!("BEGIN ISOLATION LEVEL REPEATABLE READ; SET TRANSACTION SNAPSHOT '{}'", slot.snapshot.unwrap());
+    let import =
+        format!("BEGIN ISOLATION LEVEL REPEATABLE READ; SET TRANSACTION SNAPSHOT '{}'", slot.snapshot.unwrap());
     reader.batch_execute(&import).await.unwrap();
     session.batch_execute("INSERT INTO t VALUES (3)").await.unwrap();
     let row = reader.query_one("SELECT count(*) FROM public.t", &[]).await.unwrap();
@@ -444,7 +466,10 @@ async fn a_check_names_what_the_source_lacks() {
     assert_eq!(facts.warnings[0].code(), "publication.publish");
     assert_eq!((facts.trigger, facts.slot), (TriggerState::Missing, None));
 
-    session.batch_execute(&format!("SELECT pg_create_logical_replication_slot('{}', 'test_decoding')", config.slot)).await.unwrap();
+    session
+        .batch_execute(&format!("SELECT pg_create_logical_replication_slot('{}', 'test_decoding')", config.slot))
+        .await
+        .unwrap();
     assert_eq!(check_source(&session, &config).await.unwrap_err().code(), "slot.foreign");
     session.batch_execute(&format!("SELECT pg_drop_replication_slot('{}')", config.slot)).await.unwrap();
     session.batch_execute("ALTER SYSTEM SET synchronous_standby_names = '*'").await.unwrap();
@@ -490,18 +515,29 @@ async fn a_schema_is_read_through_the_publications_mask() {
     // As the host and the trigger look: types print qualified.
     let session = session::connect(&config).await.unwrap();
     let schema = async |oid: u32, publication: &str| -> Option<TableSchema> {
-        table_schema(&*session as &tokio_postgres::Client, oid, publication, SnapshotId::default(), Origin::Copy).await.unwrap()
+        table_schema(&*session as &tokio_postgres::Client, oid, publication, SnapshotId::default(), Origin::Copy)
+            .await
+            .unwrap()
     };
     let t = schema(tables[2].oid, publication).await.unwrap();
     let columns: Vec<String> = t
         .columns
         .iter()
-        .map(|c| format!("{} {} {} {:?} {} {} {:?}", c.ordinal, c.name, c.base, c.element, c.base_typmod, c.nullable, c.key_position))
+        .map(|c| {
+            format!(
+                "{} {} {} {:?} {} {} {:?}",
+                c.ordinal, c.name, c.base, c.element, c.base_typmod, c.nullable, c.key_position
+            )
+        })
         .collect();
     let expected = [
-        "2 id int4 None -1 false Some(2)", "3 part int4 None -1 false Some(1)", "4 price numeric None 786440 false None",
-        "5 mood enum None -1 true None", "6 many array Some(\"numeric\") 786440 true None",
-        "7 fake public.int4 None -1 true None", "9 at timestamp None 3 true None",
+        "2 id int4 None -1 false Some(2)",
+        "3 part int4 None -1 false Some(1)",
+        "4 price numeric None 786440 false None",
+        "5 mood enum None -1 true None",
+        "6 many array Some(\"numeric\") 786440 true None",
+        "7 fake public.int4 None -1 true None",
+        "9 at timestamp None 3 true None",
     ];
     assert_eq!(columns, expected);
     assert_eq!(t.columns[3].enum_labels, ["so", "it's"]);
@@ -583,8 +619,13 @@ async fn a_ddl_message_comes_before_the_rows_behind_it_in_savepoints_too() {
         let messages = read(&mut reader, 1).await;
         let tag = "ALTER TABLE";
         let expected = [
-            format!("{tag}: id a c{round}"), "row 3".to_owned(), format!("{tag}: id a"), "row 2".to_owned(),
-            format!("{tag}: id b"), "row 2".to_owned(), format!("{tag}: id a"),
+            format!("{tag}: id a c{round}"),
+            "row 3".to_owned(),
+            format!("{tag}: id a"),
+            "row 2".to_owned(),
+            format!("{tag}: id b"),
+            "row 2".to_owned(),
+            format!("{tag}: id a"),
         ];
         assert_eq!(outline(&messages, &key, &config.publication), expected);
     }
@@ -594,7 +635,10 @@ async fn a_ddl_message_comes_before_the_rows_behind_it_in_savepoints_too() {
 async fn a_forged_message_is_refused_and_skipped_commands_write_none() {
     let (config, session, key) = captured().await;
     let (mut reader, _feedback) = stream(&config).await;
-    session.batch_execute(&format!("SELECT pg_logical_emit_message(true, '{DDL_PREFIX}', repeat('0', 64) || '{{}}')")).await.unwrap();
+    session
+        .batch_execute(&format!("SELECT pg_logical_emit_message(true, '{DDL_PREFIX}', repeat('0', 64) || '{{}}')"))
+        .await
+        .unwrap();
     let messages = read(&mut reader, 1).await;
     assert_eq!(outline(&messages, &key, &config.publication), ["trigger.forged"]);
     session
@@ -609,7 +653,10 @@ async fn a_forged_message_is_refused_and_skipped_commands_write_none() {
     assert_eq!(outline(&messages, &key, &config.publication), ["row 3", "row 3"]);
 
     // Nobody but the owner signs, and nobody but the role reads the key.
-    session.batch_execute("DO $$ BEGIN CREATE ROLE stranger LOGIN; EXCEPTION WHEN duplicate_object THEN END $$").await.unwrap();
+    session
+        .batch_execute("DO $$ BEGIN CREATE ROLE stranger LOGIN; EXCEPTION WHEN duplicate_object THEN END $$")
+        .await
+        .unwrap();
     let stranger = session::connect(&Server::shared().config("stranger", &config.database, "x")).await.unwrap();
     assert!(stranger.batch_execute("SELECT tidegate.emit('')").await.is_err());
     assert_eq!(trigger::secret_key(&stranger).await.unwrap_err().code(), "trigger.key-denied");
@@ -622,7 +669,9 @@ async fn a_command_of_the_user_never_fails_because_of_the_trigger() {
     let (config, session, key) = captured().await;
     let (mut reader, _feedback) = stream(&config).await;
     session
-        .batch_execute("CREATE OR REPLACE FUNCTION tidegate.picture(oid) RETURNS jsonb LANGUAGE sql AS 'SELECT to_jsonb(1/0)'")
+        .batch_execute(
+            "CREATE OR REPLACE FUNCTION tidegate.picture(oid) RETURNS jsonb LANGUAGE sql AS 'SELECT to_jsonb(1/0)'",
+        )
         .await
         .unwrap();
     session.batch_execute("ALTER TABLE t ADD c int").await.unwrap();

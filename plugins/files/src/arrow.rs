@@ -103,7 +103,9 @@ fn table_columns(rows: Rows, layout: &Layout, odd: &mut Odd) -> Result<Vec<Array
         arrays.push(array);
     }
     match sent.keys().next() {
-        Some(ordinal) => Err(format!("the batch has a column with ordinal {ordinal}, the table {} has none", layout.table.source)),
+        Some(ordinal) => {
+            Err(format!("the batch has a column with ordinal {ordinal}, the table {} has none", layout.table.source))
+        }
         None => Ok(arrays),
     }
 }
@@ -192,14 +194,13 @@ fn plain(cells: Cells, physical: &Physical, nulls: Option<NullBuffer>, count: us
         (Cells::Int32(values), Physical::Date) => numbers!(Date32Array, values),
         (Cells::Int64(values), Physical::Int64) => numbers!(Int64Array, values),
         (Cells::Int64(values), Physical::Time) => numbers!(Time64MicrosecondArray, values),
-        (Cells::Int64(values), Physical::Timestamp { utc }) => {
-            TimestampMicrosecondArray::try_new(values.into(), nulls)
-                .map(|array| Arc::new(if *utc { array.with_timezone("UTC") } else { array }) as ArrayRef)
-        }
+        (Cells::Int64(values), Physical::Timestamp { utc }) => TimestampMicrosecondArray::try_new(values.into(), nulls)
+            .map(|array| Arc::new(if *utc { array.with_timezone("UTC") } else { array }) as ArrayRef),
         (Cells::Float32(values), Physical::Float32) => numbers!(Float32Array, values),
         (Cells::Float64(values), Physical::Float64) => numbers!(Float64Array, values),
         (Cells::Fixed(fixed), Physical::Uuid) if fixed.width == 16 => {
-            FixedSizeBinaryArray::try_new(16, Buffer::from_vec(fixed.data), nulls).map(|array| Arc::new(array) as ArrayRef)
+            FixedSizeBinaryArray::try_new(16, Buffer::from_vec(fixed.data), nulls)
+                .map(|array| Arc::new(array) as ArrayRef)
         }
         (Cells::Binary(bytes), Physical::Binary) => {
             let offsets = offsets(bytes.offsets, count)?;

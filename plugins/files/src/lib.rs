@@ -81,17 +81,18 @@ impl Destination for Files {
             let message = "the plugin `files` has one lane, for it has one manifest";
             return Err(Failure::permanent("files.lanes", message));
         }
+        let roll_bytes = settings.roll_bytes.min(memory(&session.details) / 4);
         let options = Options {
             format: settings.format,
             compression: settings.compression.unwrap_or(Compression::Snappy),
             generation: session.generation,
-            roll_bytes: usize::try_from(settings.roll_bytes).unwrap_or(usize::MAX),
+            roll_bytes: usize::try_from(roll_bytes).unwrap_or(usize::MAX),
         };
         let store = Store::open(settings.path.as_ref(), &session.pipeline, &session.destination, options)?;
         let ready = Ready::default()
             .limit("lanes", 1)
             .limit("settle-ms", settings.roll_seconds.saturating_mul(1000))
-            .limit("settle-bytes", settings.roll_bytes)
+            .limit("settle-bytes", roll_bytes)
             .detail("path", &settings.path)
             .detail("format", settings.format.extension());
         let roll_after = Duration::from_secs(settings.roll_seconds);
@@ -176,6 +177,13 @@ impl Destination for Files {
     fn drop_table(&mut self, table: &Table) -> Result<(), Failure> {
         self.store.drop_table(table)
     }
+}
+
+/// Bytes of memory the plugin has. A file is made from rows in memory and takes about
+/// as much again, so a part of this is what may wait.
+fn memory(details: &[(String, String)]) -> u64 {
+    let told = details.iter().find(|(name, _)| name == "memory-bytes");
+    told.and_then(|(_, value)| value.parse().ok()).unwrap_or(u64::MAX)
 }
 
 /// Names of our own columns are taken.

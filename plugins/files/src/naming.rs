@@ -60,7 +60,8 @@ mod tests {
         assert_eq!(directory(&name("a", "b.c")), "a.b%2Ec");
         assert_eq!(directory(&name("..", "x/y%")), "%2E%2E.x%2Fy%25");
         let long = "ä".repeat(31);
-        let (first, second) = (directory(&name(&long, &format!("{long}1"))), directory(&name(&long, &format!("{long}2"))));
+        let (first, second) =
+            (directory(&name(&long, &format!("{long}1"))), directory(&name(&long, &format!("{long}2"))));
         assert_ne!(first, second);
         assert!(first.len() < 240);
     }

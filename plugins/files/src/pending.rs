@@ -127,7 +127,11 @@ impl Pending {
     fn write_to(&self, file: File, compression: Compression) -> io::Result<()> {
         let out = BufWriter::with_capacity(256 * 1024, file);
         let parquet = self.encoded.iter().any(|encoded| matches!(encoded, Encoded::Arrow(_)));
-        let out = if parquet { self.write_parquet(out, compression).map_err(io::Error::other)? } else { self.write_lines(out)? };
+        let out = if parquet {
+            self.write_parquet(out, compression).map_err(io::Error::other)?
+        } else {
+            self.write_lines(out)?
+        };
         let file = out.into_inner().map_err(|error| error.into_error())?;
         file.sync_all()
     }

@@ -49,7 +49,8 @@ impl Store {
         let shown = root.display();
         let opened = Manifest::open(root, pipeline, destination).map_err(|error| match error.kind() {
             io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied => {
-                let message = format!("cannot write into {shown}: {error}. It must exist and be granted under this path");
+                let message =
+                    format!("cannot write into {shown}: {error}. It must exist and be granted under this path");
                 Failure::permanent("files.no-directory", message)
             }
             _ => Failure::transient("files.open", format!("cannot open the manifest in {shown}: {error}")),
@@ -314,6 +315,7 @@ impl Store {
         let pending = pending.ok_or_else(|| Failure::transient("files.write", "nothing is pending"))?;
         let name = naming::file(self.manifest.next(), generation, format.extension());
         let file = format!("{directory}/{name}");
+        host::working(&file);
         pending
             .write(&self.root.join(directory), &name, compression)
             .or_transient("files.write", format!("cannot write {file}"))?;

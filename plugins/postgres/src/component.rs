@@ -139,6 +139,7 @@ impl Read for HostStream {
 impl Write for HostStream {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         // A server that takes nothing for so long is waiting for a lock, or gone.
+        host::working("sending to PostgreSQL");
         self.stream.set_timeout(self.response);
         self.stream.write(bytes)
     }

@@ -1,8 +1,8 @@
 //! Services of the host: counters, secrets, signatures, a small store, a sign of life.
 
-use crate::model::Failure;
 #[cfg(target_family = "wasm")]
 use crate::bindings::tidegate::destination::host as wire;
+use crate::model::Failure;
 
 /// Outside of the sandbox nobody answers.
 #[cfg(not(target_family = "wasm"))]

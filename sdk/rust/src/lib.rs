@@ -113,7 +113,7 @@ macro_rules! export {
         #[cfg(target_family = "wasm")]
         const _: () = {
             type TidegateExport = $crate::Exported<$destination>;
-            $crate::bindings::export!(TidegateExport with_types_in $crate::bindings);
+    $crate::bindings::export!(TidegateExport with_types_in $crate::bindings);
         };
         #[cfg(not(target_family = "wasm"))]
         const _: () = {

@@ -25,7 +25,8 @@ pub type Fields<'a> = &'a [(&'a str, &'a dyn Display)];
 
 /// Writes one line.
 pub fn emit(level: Level, message: &str, fields: Fields<'_>) {
-    let fields: Vec<(String, String)> = fields.iter().map(|(name, value)| ((*name).to_owned(), value.to_string())).collect();
+    let fields: Vec<(String, String)> =
+        fields.iter().map(|(name, value)| ((*name).to_owned(), value.to_string())).collect();
     send(level, message, &fields);
 }
 

@@ -307,7 +307,8 @@ pub fn array(list: List<'_>, kind: Kind, delimiter: char, out: &mut String) {
 /// Quotes what `out` has from `start` on, if an array's text needs it.
 fn quote_from(start: usize, delimiter: char, out: &mut String) {
     let element = &out[start..];
-    let special = |c: char| c == delimiter || matches!(c, '"' | '\\' | '{' | '}' | ' ' | '\t' | '\n' | '\r' | '\x0b' | '\x0c');
+    let special =
+        |c: char| c == delimiter || matches!(c, '"' | '\\' | '{' | '}' | ' ' | '\t' | '\n' | '\r' | '\x0b' | '\x0c');
     if !element.is_empty() && !element.eq_ignore_ascii_case("null") && !element.contains(special) {
         return;
     }

@@ -31,7 +31,8 @@ fn cells(base: &str, values: &[&str]) -> Cells {
     let raw = || values.iter().map(|value| unhex(value));
     match base {
         "bool" => {
-            let bits = values.iter().enumerate().map(|(index, value)| u8::from(matches!(*value, "1" | "true")) << index);
+            let bits =
+                values.iter().enumerate().map(|(index, value)| u8::from(matches!(*value, "1" | "true")) << index);
             Cells::Booleans(vec![bits.sum()])
         }
         "int4" | "date" => Cells::Int32(integers().map(|value| value as i32).collect()),
@@ -53,7 +54,13 @@ fn data(base: &str, element: bool, cell: &str) -> ColumnData {
         .iter()
         .map(|element| match element {
             Value::String(text) => text.clone(),
-            Value::Null => if matches!(base, "int4" | "bool") { "0".to_owned() } else { String::new() },
+            Value::Null => {
+                if matches!(base, "int4" | "bool") {
+                    "0".to_owned()
+                } else {
+                    String::new()
+                }
+            }
             other => other.to_string(),
         })
         .collect();
@@ -93,7 +100,8 @@ fn every_cell_has_the_text_postgresql_prints() {
         let [type_name, cell, expected] = fields[..] else { panic!("not a case: {line}") };
         let (base, element) = type_name.strip_suffix("[]").map_or((type_name, false), |base| (base, true));
         let expected = if element { serde_json::from_str(expected).unwrap() } else { expected.to_owned() };
-        let values = ColumnValues { ordinal: 1, validity: None, missing: None, odd: vec![], data: data(base, element, cell) };
+        let values =
+            ColumnValues { ordinal: 1, validity: None, missing: None, odd: vec![], data: data(base, element, cell) };
         let rows = Rows { count: 1, columns: vec![values] };
         let column = column(base, element);
         let mut text = String::new();

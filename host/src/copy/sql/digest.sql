@@ -2,8 +2,7 @@
 -- columns and place of the table and of its partitions, its identity, and the rows
 -- that publish it. Catalog rows alone, read with the statement's snapshot; a function
 -- that looks into the system caches would show a later moment.
--- to_jsonb: older servers lack columns of pg_publication_rel. {schemas} is
--- digest_schemas.sql where the server publishes schemas.
+-- The mark at the end stands for digest_schemas.sql, where the server publishes schemas.
 WITH RECURSIVE
 below(oid) AS (
     SELECT $1::oid

@@ -183,7 +183,13 @@ fn key_changes() -> Content {
     let mut rows = order_rows(&[(2, "new"), (3, ""), (4, "")]);
     rows.columns[1].missing = Some(vec![0b110]);
     let old_rows = Rows { count: 2, columns: vec![plain(1, Cells::Int32(vec![1, 3]))] };
-    Content::Changes(ChangeRows { sequence: sequence(20, 3), ops: vec![1, 1, 2], rows, old_index: vec![0, 1], old_rows })
+    Content::Changes(ChangeRows {
+        sequence: sequence(20, 3),
+        ops: vec![1, 1, 2],
+        rows,
+        old_index: vec![0, 1],
+        old_rows,
+    })
 }
 
 #[test]
@@ -227,7 +233,10 @@ fn ndjson_holds_numbers_where_json_does_and_text_elsewhere() {
         "_tg_committed_at": "2026-01-01 00:00:00.5+00", "_tg_xid": 99,
     });
     assert_eq!(lines[0], expected);
-    assert_eq!((&lines[1]["day"], &lines[1]["amount"], &lines[1]["on"]), (&json!("infinity"), &json!("NaN"), &Value::Null));
+    assert_eq!(
+        (&lines[1]["day"], &lines[1]["amount"], &lines[1]["on"]),
+        (&json!("infinity"), &json!("NaN"), &Value::Null)
+    );
     assert_eq!(lines[1]["days"], "{{2020-01-01},{2020-01-02}}");
 }
 

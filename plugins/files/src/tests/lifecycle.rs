@@ -17,7 +17,8 @@ fn nothing_is_durable_before_its_file_is_in_the_manifest() {
     assert!(ack.wake_after_ms.is_some());
     assert!(place.events("file").is_empty());
 
-    let ack = files.write_group(group(2, &orders(), vec![changes(21, &[0, 0], order_rows(&[(2, "b"), (3, "c")]))])).unwrap();
+    let ack =
+        files.write_group(group(2, &orders(), vec![changes(21, &[0, 0], order_rows(&[(2, "b"), (3, "c")]))])).unwrap();
     assert_eq!(ack.durable, 0);
     let ack = files.flush().unwrap().unwrap();
     assert_eq!((ack.durable, ack.wake_after_ms), (2, None));

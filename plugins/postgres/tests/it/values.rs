@@ -139,3 +139,43 @@ fn a_table_of_1600_columns_is_copied_and_merged() {
     mirror.write_group(&group(1, vec![merged(&t, Some(at(2, 0)), &rows, &[], &[])])).unwrap();
     assert_eq!(server().sql(&db, "SELECT count(*), sum(c1600) FROM t"), "60|420");
 }
+
+#[test]
+fn every_type_is_spelled_as_the_catalog_reports_it() {
+    const BASES: [&str; 53] = [
+        "bool", "int2", "int4", "int8", "float4", "float8", "text", "name", "char", "bytea", "date", "uuid", "json", "jsonb", "jsonpath", "inet", "cidr",
+        "macaddr", "macaddr8", "money", "oid", "xid8", "pg_lsn", "point", "line", "lseg", "box", "path", "polygon", "circle", "tsvector", "tsquery",
+        "int4range", "int8range", "numrange", "tsrange", "tstzrange", "daterange", "int4multirange", "int8multirange", "nummultirange", "tsmultirange",
+        "tstzmultirange", "datemultirange", "varchar", "bpchar", "bit", "varbit", "numeric", "timetz", "interval", "xml", "hstore",
+    ];
+    let db = database("spelling");
+    let (mut mirror, _) = open(&db, 1);
+    let mut t = table(1, "t", &[1], &["id:int4"]);
+    let mut add = |spec: String, change: &dyn Fn(&mut tidegate_sdk::model::Column)| {
+        let mut column = column(t.columns.len() as u16 + 1, &spec);
+        change(&mut column);
+        t.columns.push(column);
+    };
+    for base in BASES {
+        add(format!("{base}_one:{base}?"), &|_| {});
+        add(format!("{base}_many:{base}[]?"), &|_| {});
+    }
+    for base in ["varchar", "bpchar", "bit", "varbit"] {
+        add(format!("{base}_5:{base}?"), &|column| column.length = Some(5));
+        add(format!("{base}_5_many:{base}[]?"), &|column| column.length = Some(5));
+    }
+    for base in ["time", "timetz", "timestamp", "timestamptz", "interval"] {
+        add(format!("{base}_bare:{base}?"), &|_| {});
+        add(format!("{base}_3:{base}?"), &|column| column.precision = Some(3));
+        add(format!("{base}_0_many:{base}[]?"), &|column| column.precision = Some(0));
+    }
+    for (name, precision, scale) in [("a", 12, Some(4)), ("b", 5, None), ("c", 2, Some(-3)), ("d", 3, Some(5))] {
+        add(format!("numeric_{name}:numeric?"), &|column| (column.precision, column.scale) = (Some(precision), scale));
+    }
+    mirror.begin_copy(&t, "r").unwrap();
+    let (there, rendered) = (mirror.inspect_table(&t).unwrap().unwrap(), mirror.render_table(&t).unwrap());
+    for (there, rendered) in there.columns.iter().zip(&rendered.columns) {
+        assert_eq!(there, rendered);
+    }
+    assert_eq!(there, rendered);
+}

@@ -34,7 +34,7 @@ fn programs() -> PathBuf {
         std::fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten().map(|entry| entry.path().join("bin")).collect();
     debian.sort();
     places.extend(debian.into_iter().rev());
-    places.into_iter().find(|place| place.join("initdb").exists() && place.join("postgres").exists()).expect("PostgreSQL's server programs")
+    places.into_iter().find(|place| ["initdb", "postgres", "psql"].iter().all(|program| place.join(program).exists())).expect("PostgreSQL's server programs")
 }
 
 /// A command as a user that PostgreSQL does not refuse: it will not run as root.
