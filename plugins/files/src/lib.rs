@@ -24,7 +24,7 @@ use crate::physical::{Layout, OWN_PREFIX};
 use crate::store::{Options, Store};
 
 /// The plugin.
-pub struct Files {
+struct Files {
     store: Store,
     /// As the settings spell it, for messages.
     path: String,
