@@ -146,7 +146,11 @@ async fn publication(session: &Session, config: &SourceConfig) -> Result<Publica
         warnings.push(
             Error::permanent(
                 "publication.publish",
-                format!("publication `{}` leaves out {}: destinations will differ", config.publication, left_out.join(", ")),
+                format!(
+                    "publication `{}` leaves out {}: destinations will differ",
+                    config.publication,
+                    left_out.join(", ")
+                ),
             )
             .next("Run ALTER PUBLICATION … SET (publish = 'insert, update, delete, truncate'); unless it is meant."),
         );
@@ -167,7 +171,7 @@ async fn check_select(session: &Session, config: &SourceConfig) -> Result<()> {
                OR NOT has_table_privilege(c.oid, 'SELECT') AND EXISTS (
                    SELECT FROM pg_attribute a
                    WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
-                     AND coalesce(to_jsonb(g) -> 'attrs' @> to_jsonb(a.attnum), true)
+                     AND coalesce(nullif(to_jsonb(g) -> 'attrs', 'null') @> to_jsonb(a.attnum), a.attgenerated = '')
                      AND NOT has_column_privilege(c.oid, a.attnum, 'SELECT')))
         ORDER BY 1";
     let rows = session.query(QUERY, &[&config.publication]).await;

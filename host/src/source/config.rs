@@ -235,8 +235,11 @@ impl UrlParts {
             "sslrootcert" => self.sslrootcert = None,
             "connect_timeout" => {
                 let seconds: u32 = value.parse().ok().filter(|seconds| *seconds > 0).ok_or_else(|| {
-                    Error::usage("source.url", format!("source url: connect_timeout `{value}` is not a number of seconds"))
-                        .next("Write a whole number of seconds, 1 or more.")
+                    Error::usage(
+                        "source.url",
+                        format!("source url: connect_timeout `{value}` is not a number of seconds"),
+                    )
+                    .next("Write a whole number of seconds, 1 or more.")
                 })?;
                 self.connect_timeout = Some(Duration::from_secs(seconds.into()));
             }

@@ -86,29 +86,36 @@ pub(super) fn connecting(config: &SourceConfig, error: &ServerError, replication
 
 /// The role lacks the REPLICATION attribute.
 pub(super) fn role_replication(config: &SourceConfig) -> Error {
-    Error::no(
-        "source.role-replication",
-        format!("{}: role `{}` may not replicate", config.endpoint(), config.user),
-    )
-    .next(format!("Run as a superuser: ALTER ROLE {} REPLICATION;", crate::schema::table::quote_identifier(&config.user)))
+    Error::no("source.role-replication", format!("{}: role `{}` may not replicate", config.endpoint(), config.user))
+        .next(format!(
+            "Run as a superuser: ALTER ROLE {} REPLICATION;",
+            crate::schema::table::quote_identifier(&config.user)
+        ))
 }
 
 /// `wal_level` is too low.
 pub(super) fn wal_level(config: &SourceConfig, found: &str) -> Error {
-    Error::no("source.wal-level", format!("{}: wal_level is {found}, logical replication needs logical", config.endpoint()))
-        .next("Run ALTER SYSTEM SET wal_level = 'logical'; and restart the server.")
+    Error::no(
+        "source.wal-level",
+        format!("{}: wal_level is {found}, logical replication needs logical", config.endpoint()),
+    )
+    .next("Run ALTER SYSTEM SET wal_level = 'logical'; and restart the server.")
 }
 
 /// No replication slot is free.
 pub(super) fn no_slot_free(config: &SourceConfig) -> Error {
-    Error::no("slot.none-free", format!("{}: all replication slots are in use", config.endpoint()))
-        .next("Raise max_replication_slots and restart the server, or drop a slot that nobody needs (pg_replication_slots).")
+    Error::no("slot.none-free", format!("{}: all replication slots are in use", config.endpoint())).next(
+        "Raise max_replication_slots and restart the server, or drop a slot that nobody needs (pg_replication_slots).",
+    )
 }
 
 /// The slot is there, but what it needs of the log is not.
 pub(super) fn slot_lost(config: &SourceConfig, slot: &str, why: &str) -> Error {
-    Error::permanent("slot.lost", format!("slot `{slot}` at {}: the server has removed log it needs: {why}", config.endpoint()))
-        .next("Resync all tables with a new slot, and raise max_slot_wal_keep_size.")
+    Error::permanent(
+        "slot.lost",
+        format!("slot `{slot}` at {}: the server has removed log it needs: {why}", config.endpoint()),
+    )
+    .next("Resync all tables with a new slot, and raise max_slot_wal_keep_size.")
 }
 
 /// The publication is not there.
@@ -148,11 +155,17 @@ pub(super) fn replicating(config: &SourceConfig, slot: &str, error: &ServerError
         "42501" => role_replication(config),
         "58P01" => slot_lost(config, slot, &said),
         "55000" if error.routine == "CheckLogicalDecodingRequirements" => wal_level(config, "below logical"),
-        "55000" if error.routine.starts_with("CreateDecodingContext") || error.routine.contains("ReplicationSlot") => {
+        // PostgreSQL 14 and 15, 16, and 17 on.
+        "55000"
+            if ["StartLogicalReplication", "CreateDecodingContext", "ReplicationSlotAcquire"]
+                .contains(&error.routine.as_str()) =>
+        {
             slot_lost(config, slot, &said)
         }
-        "55P03" | "57014" => Error::transient("slot.wait", format!("slot `{slot}` at {at}: the server gave up waiting: {said}"))
-            .next("End the transactions that are open at the server."),
+        "55P03" | "57014" => {
+            Error::transient("slot.wait", format!("slot `{slot}` at {at}: the server gave up waiting: {said}"))
+                .next("End the transactions that are open at the server.")
+        }
         _ if error.passes() => connection_lost(config, &said),
         _ => Error::permanent("source.stream", format!("slot `{slot}` at {at}: the server ended the stream: {said}"))
             .next("Look into the server's log."),
@@ -185,8 +198,9 @@ pub fn sql_error(error: &tokio_postgres::Error, doing: &str) -> Error {
     let server = ServerError::of_db(db);
     let said = server.said();
     match server.state.as_str() {
-        "42501" => Error::no("source.privilege", format!("{doing}: {said}"))
-            .next("Grant the role what the message names."),
+        "42501" => {
+            Error::no("source.privilege", format!("{doing}: {said}")).next("Grant the role what the message names.")
+        }
         "57P01" | "57P02" | "57P03" => Error::transient("source.connection-lost", format!("{doing}: {said}"))
             .next("Try again when the server is back."),
         "55P03" => Error::transient("source.lock-timeout", format!("{doing}: {said}"))

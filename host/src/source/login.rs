@@ -7,7 +7,7 @@ use bytes::BytesMut;
 use fallible_iterator::FallibleIterator;
 use postgres_protocol::authentication::md5_hash;
 use postgres_protocol::authentication::sasl::{self, ChannelBinding, ScramSha256};
-use postgres_protocol::message::backend::{AuthenticationSaslBody, Message};
+use postgres_protocol::message::backend::{AuthenticationSaslBody, COPY_OUT_RESPONSE_TAG, Message};
 use postgres_protocol::message::frontend;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
@@ -17,6 +17,7 @@ use super::errors::{self, ServerError};
 use super::session::PINNED;
 use crate::error::{Error, Result};
 
+const COPY_BOTH_RESPONSE_TAG: u8 = b'W';
 /// Bytes asked from the socket at once before streaming.
 const READ_BYTES: usize = 8 * 1024;
 
@@ -40,9 +41,15 @@ impl Wire {
         self.stream.flush().await
     }
 
-    /// The next message that is no notice and no parameter status.
+    /// The next message that is no notice and no parameter status. The start of a
+    /// stream comes as `CopyOutResponse`.
     pub(super) async fn receive(&mut self) -> io::Result<Message> {
         loop {
+            // postgres-protocol does not know CopyBothResponse, which is laid out
+            // as CopyOutResponse is. Messages are taken whole: first is a tag.
+            if self.read.first() == Some(&COPY_BOTH_RESPONSE_TAG) {
+                self.read[0] = COPY_OUT_RESPONSE_TAG;
+            }
             match Message::parse(&mut self.read)? {
                 Some(Message::NoticeResponse(notice)) => {
                     let notice = ServerError::of_fields(notice.fields());

@@ -427,7 +427,8 @@ mod tests {
 
     #[test]
     fn every_message_decodes_to_what_was_encoded() {
-        let decoded: Vec<Message> = samples().iter().map(|bytes| decode(&Bytes::from(bytes.clone())).unwrap()).collect();
+        let decoded: Vec<Message> =
+            samples().iter().map(|bytes| decode(&Bytes::from(bytes.clone())).unwrap()).collect();
         assert_eq!(decoded[0], Message::Begin(Begin { final_lsn: Lsn(5), committed_at: EPOCH, xid: 7 }));
         assert_eq!(decoded[1], Message::Commit(Commit { commit: Lsn(5), end: Lsn(6) }));
         let Message::Relation(relation) = &decoded[2] else { panic!() };

@@ -125,7 +125,8 @@ mod tests {
 
     #[test]
     fn a_picture_of_another_version_is_refused() {
-        let error = schema_from_picture(&serde_json::json!({"version": 2}), "p", SnapshotId::default(), Origin::Message);
+        let error =
+            schema_from_picture(&serde_json::json!({"version": 2}), "p", SnapshotId::default(), Origin::Message);
         assert_eq!(error.unwrap_err().code(), "source.picture");
     }
 }

@@ -12,8 +12,8 @@ use tokio::time::timeout;
 use super::config::SourceConfig;
 use super::errors::{self, ServerError};
 use super::login::{self, CancelKey, Wire};
-use super::wal::{self, Feedback, WalReader};
 use super::session;
+use super::wal::{self, Feedback, WalReader};
 use crate::error::{Error, Result};
 use crate::position::Lsn;
 use crate::schema::table::quote_identifier;
@@ -102,7 +102,8 @@ impl ReplicationConnection {
         };
         let limit = timeout.as_millis().clamp(1, i32::MAX as u128);
         self.command(&format!("SET lock_timeout = {limit}"), name).await?;
-        let create = format!("CREATE_REPLICATION_SLOT {}{temporary} LOGICAL pgoutput {snapshot}", quote_identifier(name));
+        let create =
+            format!("CREATE_REPLICATION_SLOT {}{temporary} LOGICAL pgoutput {snapshot}", quote_identifier(name));
         let started = tokio::time::timeout(timeout + CANCEL_AFTER, self.one_row(&create, name)).await;
         let row = match started {
             Ok(Err(error)) if error.code() == "slot.wait" => return Err(self.blocked(name, timeout).await),
@@ -139,7 +140,7 @@ impl ReplicationConnection {
         );
         self.send(&start).await?;
         match self.receive(slot).await? {
-            Message::CopyInResponse(_) | Message::CopyOutResponse(_) => {}
+            Message::CopyOutResponse(_) => {}
             _ => return Err(errors::protocol("no stream after START_REPLICATION")),
         }
         Ok(wal::split(self.wire, self.config, slot, from, sender_timeout))
@@ -174,7 +175,11 @@ impl ReplicationConnection {
         };
         Error::transient(
             "slot.blocked",
-            format!("slot `{slot}` at {}: not created within {} s, it waits for {what}", self.config.endpoint(), waited.as_secs()),
+            format!(
+                "slot `{slot}` at {}: not created within {} s, it waits for {what}",
+                self.config.endpoint(),
+                waited.as_secs()
+            ),
         )
         .next("End them: COMMIT, ROLLBACK, pg_terminate_backend(pid), or ROLLBACK PREPARED 'gid'.")
     }
@@ -210,7 +215,9 @@ impl ReplicationConnection {
                 Ok(Message::DataRow(row)) => rows.push(read_row(&row)?),
                 Ok(Message::ReadyForQuery(_)) => return failed.map_or(Ok(rows), Err),
                 Ok(_) => {}
-                Err(error) if matches!(error.code(), "source.connection-lost" | "source.protocol") => return Err(error),
+                Err(error) if matches!(error.code(), "source.connection-lost" | "source.protocol") => {
+                    return Err(error);
+                }
                 Err(error) => failed = Some(error),
             }
         }

@@ -14,8 +14,8 @@ use tokio_postgres::{AsyncMessage, Client, Connection};
 
 use super::config::SourceConfig;
 use super::dial::{self, Dialled, Stream};
-use super::errors::{self, ServerError};
 pub use super::errors::sql_error;
+use super::errors::{self, ServerError};
 use crate::error::Result;
 
 /// Settings of every session of ours, so that neither role nor database nor
@@ -98,6 +98,7 @@ fn connect_error(config: &SourceConfig, error: &tokio_postgres::Error) -> crate:
     let cause = std::error::Error::source(error).and_then(|cause| cause.downcast_ref::<io::Error>());
     match cause {
         Some(cause) => dial::unreachable(config, cause),
+        None if error.is_closed() => dial::unreachable(config, &io::ErrorKind::UnexpectedEof.into()),
         None => no_password(config, error),
     }
 }

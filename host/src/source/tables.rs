@@ -57,8 +57,7 @@ fn read_table(row: &Row) -> Result<PublishedTable> {
 }
 
 /// The picture as text.
-const PICTURE_TEXT: &str =
-    concat!("SELECT picture::text FROM (", include_str!("sql/picture.sql"), ") AS p(picture)");
+const PICTURE_TEXT: &str = concat!("SELECT picture::text FROM (", include_str!("sql/picture.sql"), ") AS p(picture)");
 
 /// A table's schema as the caller's snapshot and `publication` show it; None if it
 /// does not exist or is not published. Errors: `source.sql`, `source.picture`.

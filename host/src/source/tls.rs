@@ -147,15 +147,14 @@ pub(super) fn handshake_error(config: &SourceConfig, error: &std::io::Error) -> 
         .next("Add sslrootcert=/path/to/ca.pem to the source url, with the authority that signed it."),
         Some(rustls::Error::InvalidCertificate(
             CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. },
-        )) => Error::no(
-            "source.tls-name",
-            format!("{at}: the server's certificate is not made out to `{}`", config.host),
-        )
-        .next("Use the name in the certificate as the host, or sslmode=verify-ca to check the authority alone."),
-        Some(rustls::Error::InvalidCertificate(CertificateError::Expired | CertificateError::ExpiredContext { .. })) => {
-            Error::no("source.tls-expired", format!("{at}: the server's certificate has expired"))
-                .next("Renew the server's certificate.")
+        )) => {
+            Error::no("source.tls-name", format!("{at}: the server's certificate is not made out to `{}`", config.host))
+                .next("Use the name in the certificate as the host, or sslmode=verify-ca to check the authority alone.")
         }
+        Some(rustls::Error::InvalidCertificate(
+            CertificateError::Expired | CertificateError::ExpiredContext { .. },
+        )) => Error::no("source.tls-expired", format!("{at}: the server's certificate has expired"))
+            .next("Renew the server's certificate."),
         Some(error) => Error::no("source.tls", format!("{at}: no TLS connection: {error}"))
             .next("Check the server's ssl_cert_file, ssl_min_protocol_version and the sslrootcert of the source url."),
         None => Error::transient("source.unreachable", format!("{at}: the TLS handshake ended: {error}"))

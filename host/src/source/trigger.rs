@@ -179,7 +179,8 @@ pub async fn state(client: &Client) -> Result<TriggerState> {
 /// The key that authenticates the trigger's messages; None if it is not installed.
 /// Errors: `trigger.key-denied`.
 pub async fn secret_key(session: &Session) -> Result<Option<Vec<u8>>> {
-    let there = session.query_opt("SELECT FROM pg_matviews WHERE schemaname = 'tidegate' AND matviewname = 'ddl_key'", &[]);
+    let there =
+        session.query_opt("SELECT FROM pg_matviews WHERE schemaname = 'tidegate' AND matviewname = 'ddl_key'", &[]);
     let there = there.await.map_err(|error| sql_error(&error, "looking for the DDL trigger's key"))?;
     if there.is_none() {
         return Ok(None);

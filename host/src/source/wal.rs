@@ -166,7 +166,10 @@ impl WalReader {
             if whole > self.message_bytes {
                 return Err(Error::permanent(
                     "source.message-too-large",
-                    format!("slot `{}`: a message of {whole} bytes is above the limit of {}", self.slot, self.message_bytes),
+                    format!(
+                        "slot `{}`: a message of {whole} bytes is above the limit of {}",
+                        self.slot, self.message_bytes
+                    ),
                 )
                 .next("Make the row smaller at the source, or leave its table out of the publication."));
             }
@@ -346,12 +349,7 @@ async fn report(mut socket: WriteHalf<Stream>, state: Arc<State>, every: Duratio
 }
 
 /// Waits until a status is due; with a sender if it is the last.
-async fn next_reason(
-    state: &State,
-    sent_at: Instant,
-    confirmed: u64,
-    every: Duration,
-) -> Option<oneshot::Sender<()>> {
+async fn next_reason(state: &State, sent_at: Instant, confirmed: u64, every: Duration) -> Option<oneshot::Sender<()>> {
     let mut due = sent_at + every;
     loop {
         if let Some(done) = state.shutdown.lock().unwrap_or_else(PoisonError::into_inner).take() {

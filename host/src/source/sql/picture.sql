@@ -19,12 +19,12 @@ bases AS (
     FROM types ORDER BY attnum, depth DESC
 ),
 -- The element of an array, and below its domains.
-elements(attnum, oid, depth) AS (
-    SELECT b.attnum, t.typelem, 0
+elements(attnum, oid, typmod, depth) AS (
+    SELECT b.attnum, t.typelem, b.typmod, 0
     FROM bases b JOIN pg_type t ON t.oid = b.oid
     WHERE t.typinput = 'array_in'::regproc
     UNION ALL
-    SELECT e.attnum, t.typbasetype, e.depth + 1
+    SELECT e.attnum, t.typbasetype, greatest(e.typmod, t.typtypmod), e.depth + 1
     FROM elements e JOIN pg_type t ON t.oid = e.oid
     WHERE t.typtype = 'd'
 ),
@@ -62,7 +62,7 @@ columns AS (
         'element', e.name,
         'type_oid', a.atttypid::int8,
         'typmod', a.atttypmod,
-        'base_typmod', b.typmod,
+        'base_typmod', coalesce((SELECT max(x.typmod) FROM elements x WHERE x.attnum = a.attnum), b.typmod),
         'not_null', a.attnotnull OR b.not_null,
         'key_position', (SELECT k.place FROM keys k WHERE k.indisprimary AND k.attnum = a.attnum),
         'identity_column', CASE c.relreplident
