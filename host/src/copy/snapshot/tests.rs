@@ -315,7 +315,7 @@ async fn a_partition_that_comes_or_goes_or_is_rewritten_makes_its_root_begin_aga
 
 #[tokio::test]
 async fn other_peoples_changes_do_not_disturb_a_copy() {
-    let source = Source::new("undisturbed", "CREATE TABLE t (id int); CREATE TABLE other (id int); INSERT INTO t VALUES (1); CREATE PUBLICATION p FOR TABLE t").await;
+    let source = Source::new("undisturbed", "CREATE TABLE t (id int PRIMARY KEY); CREATE TABLE other (id int); INSERT INTO t VALUES (1); CREATE PUBLICATION p FOR TABLE t").await;
     let wave = source.take().await;
     source.run("INSERT INTO t VALUES (2); DELETE FROM t WHERE id = 1; ALTER TABLE other ADD b int; ALTER PUBLICATION p ADD TABLE other").await;
     source.run("ANALYZE t").await;
@@ -388,7 +388,7 @@ async fn a_copy_gives_way_to_who_waits_for_its_lock() {
 async fn row_security_that_hides_rows_is_refused_by_name() {
     let setup = "CREATE TABLE t (id int); CREATE TABLE free (id int); INSERT INTO free VALUES (1); CREATE PUBLICATION p FOR TABLE t, free;
         DROP ROLE IF EXISTS restricted; CREATE ROLE restricted LOGIN REPLICATION; GRANT SELECT ON ALL TABLES IN SCHEMA public TO restricted;
-        ALTER TABLE t ENABLE ROW LEVEL SECURITY; CREATE POLICY some ON t USING (id > 1)";
+        ALTER TABLE t ENABLE ROW LEVEL SECURITY; CREATE POLICY beyond_one ON t USING (id > 1)";
     let mut source = Source::new("row_security", setup).await;
     let url = source._cluster.url_as("restricted", None, "row_security");
     source.config = SourceConfig::parse(&url, "p", "row_security").unwrap();
@@ -409,7 +409,7 @@ async fn row_security_that_hides_rows_is_refused_by_name() {
 
 #[tokio::test]
 async fn a_table_that_left_the_publication_is_skipped() {
-    let source = Source::new("left", "CREATE TABLE t (id int); CREATE PUBLICATION p FOR TABLE t").await;
+    let source = Source::new("has_left", "CREATE TABLE t (id int); CREATE PUBLICATION p FOR TABLE t").await;
     let tables = source.published().await;
     source.run("ALTER PUBLICATION p DROP TABLE t").await;
     let wave = take(&source.config, &tables, &options()).await.unwrap();
@@ -421,7 +421,7 @@ async fn more_tables_than_connections_are_copied_side_by_side_from_one_snapshot(
     let mut setup = String::new();
     for n in 0..12 {
         setup += &format!(
-            "CREATE TABLE t{n} (id int, a text); INSERT INTO t{n} SELECT i, repeat('y', 200) FROM generate_series(1, {}) i;",
+            "CREATE TABLE t{n} (id int PRIMARY KEY, a text); INSERT INTO t{n} SELECT i, repeat('y', 200) FROM generate_series(1, {}) i;",
             n * 500
         );
     }
