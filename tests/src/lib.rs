@@ -80,10 +80,10 @@ pub fn tidegate() -> PathBuf {
     binary
 }
 
-/// The directory of built plugins: `TIDEGATE_TEST_PLUGINS`, or what `make plugins` fills.
+/// The directory of built plugins: `TIDEGATE_PLUGINS`, or what `make plugins` fills.
 pub fn plugins() -> PathBuf {
-    let directory = std::env::var_os("TIDEGATE_TEST_PLUGINS").map_or_else(
-        || Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/plugins"),
+    let directory = std::env::var_os("TIDEGATE_PLUGINS").map_or_else(
+        || Path::new(env!("CARGO_MANIFEST_DIR")).join("../plugins"),
         PathBuf::from,
     );
     assert!(directory.exists(), "{} is missing: run `make plugins` first", directory.display());
@@ -140,6 +140,7 @@ impl Pipeline {
             .expect("the log file opens");
         let child = self
             .command(&["run", "--log", "human"])
+            .env("TIDEGATE_TEST_PASSWORD", "unused")
             .envs(environment.iter().copied())
             .stdin(Stdio::null())
             .stdout(Stdio::null())
@@ -253,7 +254,7 @@ pub fn postgres_destination(name: &str, mirror: &Database) -> String {
     format!(
         "[[destination]]\nname = \"{name}\"\nplugin = \"postgres\"\nmode = \"merge\"\ntables = [\"*.*\"]\n\
          [destination.settings]\nhost = \"127.0.0.1\"\nport = {port}\ndatabase = \"{database}\"\nuser = \"postgres\"\nsslmode = \"disable\"\n\
-         [destination.grant]\nnetwork = [\"127.0.0.1:{port}\"]\n",
+         [destination.grant]\nnetwork = [\"127.0.0.1:{port}\"]\nsecrets = {{ password = {{ from = \"env:TIDEGATE_TEST_PASSWORD\", readable = true }} }}\n",
         port = mirror.port,
         database = mirror.name,
     )
