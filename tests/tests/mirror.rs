@@ -68,7 +68,7 @@ fn schema_changes_reach_the_mirror_in_their_place_between_the_rows() {
     bench.pipeline.start();
     bench.pipeline.wait_ready();
     for (change, rows) in [
-        ("ALTER TABLE t ADD COLUMN d int DEFAULT 5", "INSERT INTO t(id, a) VALUES (1001, 'with d')"),
+        ("ALTER TABLE t ADD COLUMN d int DEFAULT 5", "INSERT INTO t(id, a, c) VALUES (1001, 'with d', 'c')"),
         ("ALTER TABLE t DROP COLUMN b", "UPDATE t SET c = 'dropped' WHERE id % 2 = 0"),
         ("ALTER TABLE t RENAME COLUMN a TO renamed", "UPDATE t SET renamed = 'renamed' WHERE id % 3 = 0"),
         ("ALTER TABLE t ADD COLUMN b timestamptz", "UPDATE t SET b = '2026-01-01 00:00:00+00' WHERE id % 5 = 0"),
