@@ -114,13 +114,11 @@ async fn check_source(config: &Config, findings: &mut Findings) -> Option<Source
         findings.warn("source", warning);
     }
     check_trigger(&source.facts, findings);
-    findings.good(
-        format!("source: slot {}", place.slot),
-        match &source.facts.slot {
-            Some(slot) => format!("confirmed {}, {}", slot.confirmed, slot.wal_status.as_deref().unwrap_or("state unknown")),
-            None => "is made at the first start".to_owned(),
-        },
-    );
+    let known = start::check_state(config, &source.facts);
+    findings.add(format!("source: slot {}", place.slot), known, |()| match &source.facts.slot {
+        Some(slot) => format!("confirmed {}, {}", slot.confirmed, slot.wal_status.as_deref().unwrap_or("state unknown")),
+        None => "is made at the first start".to_owned(),
+    });
     let check = format!("source: publication {}", place.publication);
     match source.tables.len() {
         0 => findings.bad(

@@ -29,7 +29,7 @@ use super::lag::LagMeter;
 use super::lane::Lane;
 use super::retry::Backoff;
 use super::router::{Command, Outlet, Router, RouterParts, Routing};
-use super::start::{Source, check_tables, ensure_slot, load_plugins, look_at_source};
+use super::start::{Source, check_tables, ensure_slot, load_plugins, look_at_source, refusal};
 use super::versions::Versions;
 
 /// Bytes of changes that may wait for a destination, or be under way to it.
@@ -72,7 +72,7 @@ impl Pipeline {
         let plugins = load_plugins(&config).await?;
         let store = Store::open(&config.pipeline.state, &config.pipeline.name)?;
         let loaded = store.load()?;
-        let source = look_at_source(&config.source).await?;
+        let source = look_at_source(&config.source).await.map_err(refusal)?;
         for warning in &source.facts.warnings {
             tracing::warn!(code = warning.code(), next = warning.next_step(), "{warning}");
         }
@@ -81,7 +81,7 @@ impl Pipeline {
         }
         let options = SpoolOptions { limit_bytes: SPOOL_BYTES, ..SpoolOptions::default() };
         let spool = Spool::open(&config.pipeline.state.join("spool"), options)?;
-        let record = ensure_slot(&config, &store, &loaded, &source.facts).await?;
+        let record = ensure_slot(&config, &store, &loaded, &source.facts).await.map_err(refusal)?;
         Ok(Pipeline { config, board, plugins, store, loaded, source, record, spool })
     }
 

@@ -49,11 +49,40 @@ pub fn check_plugin(destination: &DestinationConfig, plugin: &Plugin) -> Result<
         return Err(Error::usage("plugin.mode", format!("plugin `{}` does not support `mode = \"{mode}\"`", plugin.name))
             .next("Choose the other mode, or another plugin."));
     }
-    if let Some(missing) = destination.grants.missing(&manifest.permissions, &destination.settings).first() {
-        return Err(Error::usage("plugin.grant", format!("plugin `{}` asks for `{}`: {}", plugin.name, missing.permission, missing.reason))
-            .next("Grant it in [destination.grant], or choose another plugin."));
+    for missing in destination.grants.missing(&manifest.permissions, &destination.settings) {
+        // Whether a secret is needed only the other end can tell: the plugin is told that
+        // it has none, and says so when it is asked for one.
+        if missing.permission.starts_with("secret:") {
+            tracing::warn!(destination = %destination.name, permission = %missing.permission, "not granted: {}", missing.reason);
+            continue;
+        }
+        return Err(Error::usage(
+            "plugin.grant",
+            format!("plugin `{}` asks for `{}`: {}", plugin.name, missing.permission, missing.reason),
+        )
+        .next("Grant it in [destination.grant], or choose another plugin."));
+    }
+    check_secrets(destination)
+}
+
+/// What is granted has to be there: later it would look like a wrong password.
+fn check_secrets(destination: &DestinationConfig) -> Result<()> {
+    for (name, secret) in &destination.grants.secrets {
+        secret.source.read().map_err(|why| {
+            Error::usage("config.secret", format!("there is nothing behind the secret `{name}` of [destination.grant]: {why}"))
+                .next("Put the secret there, or name where it is: env:NAME or file:PATH.")
+        })?;
     }
     Ok(())
+}
+
+/// An error before anything was started: the answer to `run` is no, even where asking
+/// again may help.
+pub(super) fn refusal(error: Error) -> Error {
+    match error.exit_code() {
+        Exit::Failed => error.exit(Exit::No),
+        Exit::Usage | Exit::No => error,
+    }
 }
 
 /// A published table, as it is now.
@@ -199,6 +228,23 @@ fn check_identity(known: &SourceRecord, found: &SourceRecord) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Whether the slot is the one the state knows (P8). `facts` have to be older than the
+/// call: of a pipeline at work the checkpoint is stored first.
+///
+/// Errors: `slot.exists`, `slot.missing`, `slot.ahead` (exit code 3); `state.*`.
+pub fn check_state(config: &Config, facts: &SourceFacts) -> Result<()> {
+    let loaded = match Store::open_read_only(&config.pipeline.state) {
+        Ok(store) => store.load()?,
+        Err(error) if error.code() == "state.missing" => Loaded::default(),
+        Err(error) => return Err(error),
+    };
+    match loaded.source.as_ref().map(|known| known.slot_state) {
+        None if facts.slot.is_some() => Err(foreign_slot(config)),
+        Some(SlotRecord::Created { .. }) => check_slot(config, &loaded, facts),
+        None | Some(SlotRecord::Intended) => Ok(()),
+    }
 }
 
 fn check_slot(config: &Config, loaded: &Loaded, facts: &SourceFacts) -> Result<()> {
