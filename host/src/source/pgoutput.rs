@@ -143,6 +143,12 @@ pub enum Cell<'a> {
 }
 
 impl Tuple {
+    /// For tests, which make rows without a server.
+    #[cfg(test)]
+    pub(crate) fn new(data: Bytes) -> Tuple {
+        Tuple(data)
+    }
+
     /// Number of columns.
     pub fn len(&self) -> u16 {
         self.0.first_chunk().map_or(0, |count| u16::from_be_bytes(*count))
