@@ -44,7 +44,7 @@ pub(crate) fn check(file: &Path, bytes: &[u8]) -> Result<()> {
                 ""
             };
             Err(Error::no("plugin.extra-import", format!("{name} imports {}, which this host does not offer{why}", clean(import, 100)))
-                .next("Build the plugin without it: only tidegate:destination and the interfaces of WASI 0.2 listed by `tidegate plugin inspect --host` are there."))
+                .next("Build the plugin without it: only tidegate:destination and the cli, clocks, filesystem, io and random interfaces of WASI 0.2 are there."))
         }
     }
 }
