@@ -127,6 +127,17 @@ impl Spool {
         self.lock().rollback();
     }
 
+    /// Goes back: frames with a commit at or beyond `to` do not count any more, for the
+    /// stream begins there and sends them again. Every start does so: what was under way
+    /// to a destination when the process died is in no frame, but comes with the stream,
+    /// and a table whose end lies beyond would not take it.
+    ///
+    /// # Errors
+    /// As [`Spool::append`], without the limit.
+    pub fn rewind(&self, to: Lsn) -> Result<()> {
+        self.lock().rewind(to)
+    }
+
     /// Makes all committed frames durable; does nothing where they are. Appending and
     /// reading go on meanwhile.
     ///

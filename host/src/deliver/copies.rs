@@ -8,13 +8,13 @@ use tokio::sync::oneshot;
 use crate::error::{Error, Result};
 use crate::position::{Lsn, Position};
 use crate::schema::table::TableSchema;
-use crate::store::{TableRecord, TableState};
+use crate::store::{TableError, TableRecord, TableState};
 use crate::wire;
 
 use super::destination::{Copying, Destination, Run, Stop, Table, to_wire_position, to_wire_snapshot};
 use super::inbox::Held;
 use super::ledger::Entry;
-use super::sending::{Ended, failure_to_table_error};
+use super::sending::{Ended, RESYNC, failure_to_table_error};
 
 impl Destination {
     pub(super) async fn take_copying(&mut self, held: Held<Copying>) -> Result<(), Stop> {
@@ -59,6 +59,13 @@ impl Destination {
         self.save_table(oid).await?;
         self.parts.cursors.add(&self.parts.config.name, oid, None);
         let wire = self.wire_table(&schema);
+        let tables = [wire.clone()];
+        let notices = self.call(async |instance| instance.preflight(&tables).await).await;
+        let notices = self.copy_answer(oid, notices).await?;
+        if let Some(refused) = self.refused_by(&notices, oid) {
+            self.fail_table(oid, TableError::from(&refused)).await?;
+            return Err(CopyEnded::Error(refused));
+        }
         let begun = self.call(async |instance| instance.begin_copy(&wire, &run).await).await;
         self.copy_answer(oid, begun).await?;
         if let Some(table) = self.parts.tables.get_mut(&oid) {
@@ -66,6 +73,16 @@ impl Destination {
             table.run = Some(Run { id: run, floor, batches: 0 });
         }
         Ok(())
+    }
+
+    /// What a preflight says against a table; the rest is said to the operator.
+    fn refused_by(&self, notices: &[wire::Notice], oid: u32) -> Option<Error> {
+        let about = |notice: &&wire::Notice| notice.table_id.is_none_or(|id| id == oid);
+        for notice in notices.iter().filter(|notice| notice.level != "error") {
+            tracing::info!(destination = %self.parts.config.name, code = %notice.code, "{}", notice.message);
+        }
+        let against = notices.iter().filter(|notice| notice.level == "error").find(about)?;
+        Some(Error::permanent(against.code.clone(), against.message.clone()).next(RESYNC))
     }
 
     fn copy_entry(&mut self, oid: u32, id: &Arc<str>, rows: wire::Rows, bytes: usize) -> Option<Entry> {

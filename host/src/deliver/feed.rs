@@ -157,20 +157,10 @@ impl Feed {
         self.change(transaction, row, ordinal, &message)
     }
 
-    /// Bytes in the open batch.
-    pub fn bytes(&self) -> usize {
-        self.builder.as_ref().map_or(0, ChangeBuilder::bytes)
-    }
-
     /// Closes the open batch and takes what was fed so far.
     pub fn take(&mut self) -> std::vec::Drain<'_, Fed> {
         self.close();
         self.fed.drain(..)
-    }
-
-    /// Whether there is anything to take.
-    pub fn is_empty(&self) -> bool {
-        self.fed.is_empty() && self.builder.as_ref().is_none_or(|builder| builder.rows() == 0)
     }
 
     /// Finds the schema in force for a row, and enters it if it is another one.

@@ -120,7 +120,6 @@ struct Shared {
     cursors: Cursors,
     checkpoints: CheckpointParts,
     events: mpsc::UnboundedSender<Event>,
-    hungry: Arc<Notify>,
     hurry: watch::Receiver<bool>,
 }
 
@@ -154,6 +153,7 @@ impl Running {
             store.save_destination(record.clone()).await?;
         }
         let confirmed = Confirmed::new(records.iter().map(|record| record.checkpoint).collect());
+        spool.rewind(confirmed.smallest())?;
         let history: SharedHistory = Arc::new(RwLock::new(History::from_stored(loaded.history)));
         let versions =
             Versions::new(history.clone(), store.clone(), source_config.clone(), source.key.clone());
@@ -171,7 +171,6 @@ impl Running {
             cursors: Cursors::new(spool.clone()),
             checkpoints: CheckpointParts { store, spool: spool.clone(), confirmed: confirmed.clone() },
             events,
-            hungry: hungry.clone(),
             hurry: hurry_in,
         };
 
@@ -204,6 +203,7 @@ impl Running {
                 events: events_in,
                 lag: LagMeter::new(board, confirmed.clone()),
                 hungry,
+                known: source.tables.iter().map(|table| table.schema.oid).collect(),
                 stopping: shutdown.clone(),
             },
             confirmed.smallest(),

@@ -1,7 +1,7 @@
 //! The one reader of the stream: decodes it once, sends each change to the
 //! destinations that follow the stream, and spools it for those that do not yet.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -93,6 +93,8 @@ pub(super) struct RouterParts {
     pub lag: LagMeter,
     /// Notified when a destination has nothing to do.
     pub hungry: Arc<Notify>,
+    /// The tables that were published when the pipeline started.
+    pub known: HashSet<u32>,
     pub stopping: watch::Receiver<bool>,
 }
 
@@ -279,7 +281,17 @@ impl Router {
     /// Rows behind it are encoded so; nothing more (P2).
     async fn relation(&mut self, relation: Relation, data: &XLogData) -> Result<()> {
         let oid = relation.oid;
-        let Some(routed) = self.tables.get_mut(&oid) else { return Ok(()) };
+        let Some(routed) = self.tables.get_mut(&oid) else {
+            if self.parts.known.insert(oid) {
+                // Its rows are in the copy that the next start makes of it.
+                tracing::warn!(
+                    table = %relation.name, code = "table.joined",
+                    next = "Start tidegate again: the table is copied then.",
+                    "the table joined the publication while the pipeline runs, which does not take it up yet"
+                );
+            }
+            return Ok(());
+        };
         routed.feed.relation(Arc::new(relation));
         // A copy of its own: a slice would keep the reader's whole buffer.
         self.relations.insert(oid, Bytes::copy_from_slice(&data.body));

@@ -123,7 +123,7 @@ async fn schema_now(session: &Session, source: &SourceConfig, oid: u32) -> Resul
 
 /// Whether a destination can take its tables at all.
 ///
-/// Errors: `table.none`, `table.no-key`, `table.partial-rows` (exit code 3).
+/// Errors: `table.none`, `table.same-target`, `table.no-key`, `table.partial-rows` (exit code 3).
 pub fn check_tables(destination: &DestinationConfig, plugin: &Plugin, source: &Source) -> Result<()> {
     let taken: Vec<&TableSchema> = source
         .tables
@@ -135,6 +135,7 @@ pub fn check_tables(destination: &DestinationConfig, plugin: &Plugin, source: &S
         return Err(Error::no("table.none", format!("destination `{}` takes none of the published tables", destination.name))
             .next("Add tables to the publication, or mend `tables` of the destination."));
     }
+    check_targets(destination, &taken)?;
     if destination.mode != Mode::Merge {
         return Ok(());
     }
@@ -154,6 +155,22 @@ pub fn check_tables(destination: &DestinationConfig, plugin: &Plugin, source: &S
                 format!("destination `{}`: plugin `{}` needs whole rows, which {partial} does not send", destination.name, plugin.name),
             )
             .next("Run ALTER TABLE … REPLICA IDENTITY FULL for each, or use `mode = \"changes\"`."));
+        }
+    }
+    Ok(())
+}
+
+/// Two tables that go to one place would overwrite each other.
+fn check_targets(destination: &DestinationConfig, taken: &[&TableSchema]) -> Result<()> {
+    let mut targets: BTreeMap<String, &TableSchema> = BTreeMap::new();
+    for schema in taken {
+        let target = destination.target(&schema.name).to_string();
+        if let Some(other) = targets.insert(target.clone(), schema) {
+            return Err(Error::usage(
+                "table.same-target",
+                format!("destination `{}`: {} and {} both go to {target}", destination.name, other.name, schema.name),
+            )
+            .next("Give one of them another target in [[destination.table]]."));
         }
     }
     Ok(())

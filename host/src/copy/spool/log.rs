@@ -91,8 +91,24 @@ pub(super) struct Log {
     synced: Point,
     open: Transaction,
     tables: HashMap<u32, Table>,
+    rewinds: Vec<Rewind>,
     /// Why nothing can be trusted any more.
     failed: Option<String>,
+}
+
+/// A point of the log where it went back: what stands before it with a commit at or
+/// beyond `to` comes again behind it.
+#[derive(Clone, Copy)]
+pub(super) struct Rewind {
+    at: Point,
+    to: Lsn,
+}
+
+impl Rewind {
+    /// Whether a frame at `point` does not count any more.
+    pub(super) fn undoes(&self, point: Point, commit: Lsn) -> bool {
+        point < self.at && commit >= self.to
+    }
 }
 
 /// A part of a file to read from.
@@ -117,6 +133,7 @@ impl Log {
             synced: Point::default(),
             open: Transaction::default(),
             tables: HashMap::new(),
+            rewinds: Vec::new(),
             failed: None,
         }
     }
@@ -336,6 +353,36 @@ impl Log {
         Ok(())
     }
 
+    /// See [`super::Spool::rewind`].
+    pub(super) fn rewind(&mut self, to: Lsn) -> Result<()> {
+        self.usable()?;
+        self.rollback();
+        self.usable()?;
+        if !self.tables.values().any(|table| table.end.is_some_and(|end| end.place.0 >= to)) {
+            return Ok(());
+        }
+        let head = FrameHead { table: 0, commit: to, committed_at: 0, xid: 0, row: Lsn::ZERO, ordinal: 0 };
+        let run = self.write(&head, Kind::Rewind, &[])?;
+        self.note_rewind(Rewind { at: Point { segment: self.last_sequence(), offset: run.start }, to });
+        self.committed = self.end_point();
+        Ok(())
+    }
+
+    fn note_rewind(&mut self, rewind: Rewind) {
+        let before = Lsn(rewind.to.0.saturating_sub(1));
+        for table in self.tables.values_mut() {
+            if let Some(end) = table.end.as_mut().filter(|end| end.place.0 >= rewind.to) {
+                *end = End { place: (before, u64::MAX), change: true };
+            }
+        }
+        self.rewinds.push(rewind);
+    }
+
+    /// Where the log went back, oldest first.
+    pub(super) fn rewinds(&self) -> &[Rewind] {
+        &self.rewinds
+    }
+
     // ---- durability ------------------------------------------------------------------
 
     /// What [`super::Spool::sync`] has to sync and up to where that makes the log
@@ -476,7 +523,14 @@ impl Log {
         let closed = self.segments.range(..self.committed.segment);
         let empty: Vec<u64> =
             closed.filter(|(_, segment)| segment.tables.is_empty()).map(|(sequence, _)| *sequence).collect();
-        empty.into_iter().try_for_each(|sequence| self.delete(sequence))
+        for sequence in empty {
+            // It says of the ones before it what does not count there.
+            let first = self.segments.first_key_value().is_none_or(|(first, _)| *first == sequence);
+            if first || !self.rewinds.iter().any(|rewind| rewind.at.segment == sequence) {
+                self.delete(sequence)?;
+            }
+        }
+        Ok(())
     }
 
     fn delete(&mut self, sequence: u64) -> Result<()> {
@@ -486,6 +540,8 @@ impl Log {
             }
             _ => {
                 self.segments.remove(&sequence);
+                let first = self.segments.first_key_value().map_or(u64::MAX, |(first, _)| *first);
+                self.rewinds.retain(|rewind| rewind.at.segment >= first);
                 self.recount();
                 Ok(())
             }

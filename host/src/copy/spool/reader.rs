@@ -5,7 +5,7 @@ use std::os::unix::fs::FileExt;
 use bytes::{Buf, Bytes};
 
 use super::index::Place;
-use super::log::Range;
+use super::log::{Range, Rewind};
 use super::segment::{self, HEAD, Kind, Parsed, Point};
 use super::{Frame, FrameKind, Spool};
 use crate::error::Result;
@@ -44,7 +44,15 @@ impl SpoolReader {
     /// `spool.corrupt`: the file is damaged; `spool.io`.
     pub fn read(&mut self, max_bytes: usize) -> Result<Vec<Frame>> {
         loop {
-            let range = self.spool.lock().range(self.table, self.next, self.after)?;
+            let (range, rewinds) = {
+                let mut log = self.spool.lock();
+                let range = log.range(self.table, self.next, self.after)?;
+                if range.is_none() {
+                    // Everything visible was returned, or does not count.
+                    self.position = self.position.max(log.end(self.table));
+                }
+                (range, log.rewinds().to_vec())
+            };
             let Some(range) = range else { return Ok(Vec::new()) };
             let mut need = max_bytes.clamp(*CHUNK.start(), *CHUNK.end());
             let chunk = loop {
@@ -55,7 +63,7 @@ impl SpoolReader {
                     _ => return Err(self.corrupt(range.segment, range.start)),
                 }
             };
-            let frames = self.take(&range, chunk, max_bytes)?;
+            let frames = self.take(&range, chunk, max_bytes, &rewinds)?;
             if !frames.is_empty() {
                 return Ok(frames);
             }
@@ -63,7 +71,7 @@ impl SpoolReader {
     }
 
     /// Commit and ordinal of the last change or schema frame that was returned; before
-    /// the first one where the reader began.
+    /// the first one where the reader began. At the end, the table's end.
     pub fn position(&self) -> Option<(crate::position::Lsn, u64)> {
         self.position
     }
@@ -78,7 +86,13 @@ impl SpoolReader {
     }
 
     /// Takes whole frames off the beginning of a range.
-    fn take(&mut self, range: &Range, mut chunk: Bytes, max_bytes: usize) -> Result<Vec<Frame>> {
+    fn take(
+        &mut self,
+        range: &Range,
+        mut chunk: Bytes,
+        max_bytes: usize,
+        rewinds: &[Rewind],
+    ) -> Result<Vec<Frame>> {
         let mut frames = Vec::new();
         let mut bytes = 0;
         let mut offset = range.start;
@@ -90,11 +104,14 @@ impl SpoolReader {
                 Parsed::Bad if !frames.is_empty() => break,
                 Parsed::Bad => return Err(self.corrupt(range.segment, offset)),
             };
+            let point = Point { segment: range.segment, offset };
+            let undone = rewinds.iter().any(|rewind| rewind.undoes(point, head.head.commit));
             chunk.advance(HEAD);
             let body = chunk.split_to(head.length);
             offset += (HEAD + head.length) as u64;
             if let Kind::Data(kind) = head.kind
                 && head.head.table == self.table
+                && (!undone || kind == FrameKind::Relation)
             {
                 bytes += body.len().max(1);
                 self.push(Frame { head: head.head, kind, body }, &mut frames);

@@ -39,6 +39,8 @@ pub(super) enum Kind {
     Commit,
     /// Everything before segment `commit`, offset `row` was durable when this was written.
     Synced,
+    /// Frames before this one with a commit at or beyond `commit` do not count.
+    Rewind,
 }
 
 impl Kind {
@@ -49,6 +51,7 @@ impl Kind {
             Kind::Data(FrameKind::Schema) => 3,
             Kind::Commit => 4,
             Kind::Synced => 5,
+            Kind::Rewind => 6,
         }
     }
 
@@ -59,6 +62,7 @@ impl Kind {
             3 => Kind::Data(FrameKind::Schema),
             4 => Kind::Commit,
             5 => Kind::Synced,
+            6 => Kind::Rewind,
             _ => return None,
         })
     }

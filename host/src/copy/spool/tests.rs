@@ -188,6 +188,55 @@ fn a_transaction_sent_again_with_fewer_rows_adds_only_what_is_beyond_the_end() {
 }
 
 #[test]
+fn after_a_rewind_what_the_stream_sends_again_counts_and_what_was_there_does_not() {
+    let directory = TempDir::new().unwrap();
+    let spool = open(&directory, SMALL);
+    for at in [100, 200, 300] {
+        transaction(&spool, at);
+    }
+    // The next process begins at 200. Table 1 has more there than was spooled before:
+    // the rest had been under way to a destination.
+    drop(spool);
+    let spool = open(&directory, SMALL);
+    spool.rewind(Lsn(200)).unwrap();
+    assert_eq!(bodies(&spool, 1, None), ["relation 1", "change 1 100"]);
+    let mut reader = spool.reader(1, None);
+    drain(&mut reader);
+    assert_eq!(reader.position(), spool.end(1), "a reader at the end has met the table's end");
+    relation(&spool, 1, "relation 1");
+    change(&spool, 1, 200, 176, "under way");
+    change(&spool, 1, 200, 184, "change 1 200");
+    commit(&spool, 200);
+    let expected = ["relation 1", "change 1 100", "under way", "change 1 200"];
+    assert_eq!(bodies(&spool, 1, None), expected);
+    assert_eq!(bodies(&spool, 2, None), ["relation 2", "change 2 100"]);
+    spool.sync().unwrap();
+    drop(spool);
+    assert_eq!(bodies(&open(&directory, SMALL), 1, None), expected, "the next process sees the same");
+}
+
+#[test]
+fn a_file_that_says_what_does_not_count_stays_as_long_as_the_files_before_it() {
+    let directory = TempDir::new().unwrap();
+    let spool = open(&directory, SMALL);
+    for at in (100..1500).step_by(100) {
+        transaction(&spool, at);
+    }
+    spool.rewind(Lsn(800)).unwrap();
+    for at in (800..3000).step_by(100) {
+        relation(&spool, 3, "relation 3");
+        change(&spool, 3, at, at - 16, "change");
+        commit(&spool, at);
+    }
+    spool.release(3, (Lsn(9000), 0)).unwrap();
+    spool.release(2, (Lsn(9000), 0)).unwrap();
+    spool.sync().unwrap();
+    drop(spool);
+    let left = bodies(&open(&directory, SMALL), 1, None);
+    assert_eq!(left.last().map(String::as_str), Some("change 1 700"));
+}
+
+#[test]
 fn a_schema_frame_and_the_row_at_its_place_are_both_kept_and_neither_twice() {
     let directory = TempDir::new().unwrap();
     let spool = open(&directory, SMALL);

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use super::{FrameHead, FrameKind, Log, Transaction};
 use crate::copy::spool::SpoolOptions;
 use crate::copy::spool::index::Run;
-use crate::copy::spool::log::End;
+use crate::copy::spool::log::{End, Rewind};
 use crate::copy::spool::segment::{self, HEADER, Kind, Point, Scanned, Scanner};
 use crate::error::Result;
 use crate::position::Lsn;
@@ -99,6 +99,11 @@ impl Log {
                 self.committed = Point { segment: sequence, offset: run.end };
             }
             Kind::Synced => {}
+            Kind::Rewind => {
+                self.open = Transaction::default();
+                self.note_rewind(Rewind { at: Point { segment: sequence, offset: run.start }, to: head.commit });
+                self.committed = Point { segment: sequence, offset: run.end };
+            }
         }
     }
 
@@ -123,6 +128,7 @@ impl Log {
             std::fs::remove_file(self.path(sequence)).map_err(|error| self.failed_io("delete", sequence, &error))?;
         }
         self.segments.clear();
+        self.rewinds.clear();
         let file = segment::create(&self.directory, last + 1, Lsn::ZERO)?;
         self.insert(last + 1, file, HEADER);
         self.committed = Point { segment: last + 1, offset: HEADER };
