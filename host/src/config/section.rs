@@ -102,7 +102,9 @@ impl<'a> Section<'a> {
             None => Ok(None),
             Some(Value::Integer(number)) => match u64::try_from(*number) {
                 Ok(number) => Ok(Some(number)),
-                Err(_) => Err(self.invalid(key, format_args!("is {number}, but cannot be negative"))),
+                Err(_) => Err(self
+                    .invalid(key, format_args!("is {number}, but cannot be negative"))
+                    .next("Write a whole number, 0 or more.")),
             },
             Some(other) => Err(self.wrong_type(key, "a whole number", other)),
         }

@@ -22,7 +22,7 @@ const SLOT_TIMEOUT: Duration = Duration::from_secs(60);
 ///
 /// Errors: `plugin.*`, each naming the destination (exit code 2).
 pub async fn load_plugins(config: &Config) -> Result<Vec<Arc<Plugin>>> {
-    let engine = PluginEngine::new(EngineOptions::new(config.pipeline.state.join("cache")))?;
+    let engine = PluginEngine::new(EngineOptions::default())?;
     let mut plugins = Vec::new();
     for destination in &config.destinations {
         let plugin = load_plugin(config, destination, &engine).await.map_err(|error| {
