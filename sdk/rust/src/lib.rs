@@ -5,42 +5,7 @@
 //! type in [`export!`]. This one writes each batch to the log, and is whole:
 //!
 //! ```
-//! use tidegate_sdk::prelude::*;
-//!
-//! struct Print { prefix: String }
-//!
-//! #[derive(serde::Deserialize, schemars::JsonSchema)]
-//! #[serde(deny_unknown_fields)]
-//! struct Settings {
-//!     /// Stands before each line.
-//!     prefix: String,
-//! }
-//!
-//! impl Destination for Print {
-//!     type Settings = Settings;
-//!     type TableSettings = NoSettings;
-//!     const NAME: &'static str = "print";
-//!     const VERSION: &'static str = env!("CARGO_PKG_VERSION");
-//!     const DESCRIPTION: &'static str = "Writes each batch to the log";
-//!
-//!     fn capabilities() -> Vec<&'static str> {
-//!         capability::with_steps(capability::STEPS, &[capability::CHANGES])
-//!     }
-//!     fn open(session: Session<Settings>) -> Result<(Self, Ready), Failure> {
-//!         Ok((Print { prefix: session.settings.prefix }, Ready::default()))
-//!     }
-//!     fn render_table(&mut self, table: &Table) -> Result<PhysicalTable, Failure> {
-//!         Ok(PhysicalTable::like(table))
-//!     }
-//!     fn write_group(&mut self, group: Group) -> Result<Ack, Failure> {
-//!         for batch in &group.batches {
-//!             info!("{}: table {}, {} rows", self.prefix, batch.table_id, batch.rows());
-//!         }
-//!         Ok(Ack::durable(group.ticket))
-//!     }
-//! }
-//!
-//! tidegate_sdk::export!(Print);
+#![doc = include_str!("../examples/print.rs")]
 //! ```
 //!
 //! The crate's `Cargo.toml` says `crate-type = ["cdylib"]`; `tidegate plugin build`
