@@ -49,6 +49,13 @@ pub fn check_plugin(destination: &DestinationConfig, plugin: &Plugin) -> Result<
         return Err(Error::usage("plugin.mode", format!("plugin `{}` does not support `mode = \"{mode}\"`", plugin.name))
             .next("Choose the other mode, or another plugin."));
     }
+    if let Some(missing) = destination.grants.files.iter().find(|grant| !grant.path.is_dir()) {
+        return Err(Error::usage(
+            "plugin.directory",
+            format!("the granted directory {} does not exist", missing.path.display()),
+        )
+        .next("Create it, writable for the user that runs tidegate, or grant another."));
+    }
     for missing in destination.grants.missing(&manifest.permissions, &destination.settings) {
         // Whether a secret is needed only the other end can tell: the plugin is told that
         // it has none, and says so when it is asked for one.
