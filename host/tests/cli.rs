@@ -161,21 +161,18 @@ fn errors_have_no_colour_without_a_terminal() {
 fn check_says_what_is_missing_at_the_source_and_exits_with_3() {
     let cluster = Cluster::start(&ClusterOptions::default()).unwrap();
     cluster.psql("postgres", "CREATE DATABASE shop").unwrap();
-    cluster.psql("shop", "CREATE TABLE orders (id int PRIMARY KEY); CREATE TABLE log (line text); CREATE ROLE plain LOGIN").unwrap();
+    cluster.psql("shop", "CREATE TABLE orders (id int PRIMARY KEY); CREATE ROLE plain LOGIN").unwrap();
     let setup = Setup::new(&cluster.url("shop"));
     let ran = setup.run(&["check", "--json"]);
     assert_eq!(ran.code, 3, "{}", ran.err);
     assert_eq!(line(&ran.json(), "source: server, role and slots")["code"], "publication.missing");
     assert_eq!(line(&ran.json(), "destination warehouse: plugin")["code"], "plugin.missing");
 
-    cluster.psql("shop", "CREATE PUBLICATION shop FOR TABLE orders, log").unwrap();
+    cluster.psql("shop", "CREATE PUBLICATION shop FOR TABLE orders").unwrap();
     let checks = setup.run(&["check", "--json"]).json();
     assert_eq!(line(&checks, "source: server, role and slots")["ok"], true);
     let trigger = line(&checks, "source: DDL trigger");
     assert_eq!((&trigger["ok"], &trigger["code"]), (&Value::Bool(true), &Value::from("trigger.missing")));
-    let tables = line(&checks, "destination warehouse: tables");
-    assert_eq!(tables["code"], "table.no-key");
-    assert!(tables["message"].as_str().unwrap().contains("public.log"), "{tables}");
 
     let config = fs::read_to_string(setup.path("tidegate.toml")).unwrap();
     setup.write(&config.replace("postgres@", "plain@"));

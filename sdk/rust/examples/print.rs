@@ -1,8 +1,7 @@
 use tidegate_sdk::prelude::*;
 
-struct Print {
-    prefix: String,
-}
+/// Holds what stands before each line.
+struct Print(String);
 
 #[derive(serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -22,14 +21,14 @@ impl Destination for Print {
         capability::with_steps(capability::STEPS, &[capability::CHANGES])
     }
     fn open(session: Session<Settings>) -> Result<(Self, Ready), Failure> {
-        Ok((Print { prefix: session.settings.prefix }, Ready::default()))
+        Ok((Print(session.settings.prefix), Ready::default()))
     }
     fn render_table(&mut self, table: &Table) -> Result<PhysicalTable, Failure> {
         Ok(PhysicalTable::like(table))
     }
     fn write_group(&mut self, group: Group) -> Result<Ack, Failure> {
         for batch in &group.batches {
-            info!("{}: table {}, {} rows", self.prefix, batch.table_id, batch.rows());
+            info!("{}: table {}, {} rows", self.0, batch.table_id, batch.rows());
         }
         Ok(Ack::durable(group.ticket))
     }
