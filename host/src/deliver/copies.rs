@@ -54,7 +54,13 @@ impl Destination {
             rows_total,
             ..TableRecord::default()
         };
-        self.parts.tables.insert(oid, Table::new(record, Some(schema.clone())));
+        let before = self.parts.tables.insert(oid, Table::new(record, Some(schema.clone())));
+        if let Some(before) = before.filter(|before| before.record.name != schema.name) {
+            let name = before.record.name.to_string();
+            self.parts.board.update_destination(&self.parts.config.name, |status| {
+                status.tables.retain(|table| table.table != name);
+            });
+        }
         self.forget_position(oid).await?;
         self.save_table(oid).await?;
         self.parts.cursors.add(&self.parts.config.name, oid, None);
