@@ -233,7 +233,8 @@ fn a_plugin_that_traps_is_started_again_and_again_and_disturbs_nobody_else() {
     edit(&pipeline, &plugins().display().to_string(), &own.display().to_string());
     pipeline.start();
     pipeline.wait_status("the mirror's table is ready", |status| {
-        table(status, "mirror", "public.t").state == TableState::Ready
+        // At first the process has nothing to tell yet.
+        status.destinations.len() == 2 && table(status, "mirror", "public.t").state == TableState::Ready
     });
     from.sql("INSERT INTO t VALUES (0, 'the first')");
     let first = inserted_up_to(&from);
