@@ -163,9 +163,8 @@ impl Cluster {
     /// A URL for another role. `sslmode` is `disable` unless the cluster has TLS: then
     /// it is left to the caller.
     pub fn url_as(&self, user: &str, password: Option<&str>, database: &str) -> String {
-        let encode = |text: &str| {
-            percent_encoding::utf8_percent_encode(text, percent_encoding::NON_ALPHANUMERIC).to_string()
-        };
+        let encode =
+            |text: &str| percent_encoding::utf8_percent_encode(text, percent_encoding::NON_ALPHANUMERIC).to_string();
         let password = password.map(|password| format!(":{}", encode(password))).unwrap_or_default();
         let mode = if self.has_tls() { "" } else { "?sslmode=disable" };
         format!("postgres://{}{password}@127.0.0.1:{}/{}{mode}", encode(user), self.port, encode(database))
@@ -290,15 +289,18 @@ impl Cluster {
             }
             Auth::Scram(password) => {
                 let file = self.directory.path().join("password");
-                self.write_private(&file, password.as_bytes())
-                    .map_err(|error| Error::permanent("scratch.initdb", format!("cannot write {}: {error}", file.display())))?;
+                self.write_private(&file, password.as_bytes()).map_err(|error| {
+                    Error::permanent("scratch.initdb", format!("cannot write {}: {error}", file.display()))
+                })?;
                 command.args(["--auth", "scram-sha-256", "--pwfile"]).arg(file);
             }
         }
         match command.output() {
             Ok(output) if output.status.success() => Ok(()),
             Ok(output) => Err(Error::permanent("scratch.initdb", format!("initdb failed: {}", stderr_of(&output)))
-                .next("Make the directory and all above it readable for the server's user; TMPDIR chooses where it is.")),
+                .next(
+                    "Make the directory and all above it readable for the server's user; TMPDIR chooses where it is.",
+                )),
             Err(error) => Err(Error::permanent(
                 "scratch.initdb",
                 format!("cannot run {}: {error}", self.binaries.join("initdb").display()),
@@ -503,9 +505,10 @@ fn make_directory(parent: Option<&Path>, account: Option<&Account>) -> io::Resul
 }
 
 fn free_port() -> Result<u16> {
-    TcpListener::bind(("127.0.0.1", 0)).and_then(|listener| listener.local_addr()).map(|address| address.port()).map_err(
-        |error| Error::permanent("scratch.start", format!("cannot find a free port on 127.0.0.1: {error}")),
-    )
+    TcpListener::bind(("127.0.0.1", 0))
+        .and_then(|listener| listener.local_addr())
+        .map(|address| address.port())
+        .map_err(|error| Error::permanent("scratch.start", format!("cannot find a free port on 127.0.0.1: {error}")))
 }
 
 /// The directory of `initdb` and `postgres`: TIDEGATE_PG_BIN, then PATH, then where
@@ -523,7 +526,10 @@ pub fn find_binaries() -> Result<PathBuf> {
         let directory = PathBuf::from(directory);
         return match complete(&directory) {
             true => Ok(directory),
-            false => Err(missing(format!("TIDEGATE_PG_BIN is {}, but initdb and postgres are not there", directory.display()))),
+            false => Err(missing(format!(
+                "TIDEGATE_PG_BIN is {}, but initdb and postgres are not there",
+                directory.display()
+            ))),
         };
     }
     let path = std::env::var_os("PATH").unwrap_or_default();
@@ -589,7 +595,8 @@ mod tests {
         assert_eq!(cluster.psql("postgres", "SELECT 1").unwrap(), "1");
         cluster.psql("postgres", "CREATE ROLE reader LOGIN PASSWORD 'other'").unwrap();
         let wrong = cluster.url_as("reader", Some("wrong"), "postgres");
-        let output = Command::new(cluster.binaries.join("psql")).args(["-d", &wrong, "-c", "SELECT 1"]).output().unwrap();
+        let output =
+            Command::new(cluster.binaries.join("psql")).args(["-d", &wrong, "-c", "SELECT 1"]).output().unwrap();
         assert!(stderr_of(&output).contains("password authentication failed"), "{output:?}");
     }
 

@@ -192,7 +192,9 @@ impl StatusReport {
 
     /// Whether every table of every destination is live.
     pub fn all_ready(&self) -> bool {
-        self.destinations.iter().all(|destination| destination.tables.iter().all(|table| table.state == TableState::Ready))
+        self.destinations
+            .iter()
+            .all(|destination| destination.tables.iter().all(|table| table.state == TableState::Ready))
     }
 }
 

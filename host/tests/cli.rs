@@ -131,7 +131,9 @@ fn help_of_every_command_has_an_example() {
 
 #[test]
 fn wrong_usage_exits_with_2() {
-    for arguments in [&["fly"][..], &["run", "--no-such-option"], &[], &["resync", "only-one"], &["demo", "--rows", "7"]] {
+    for arguments in
+        [&["fly"][..], &["run", "--no-such-option"], &[], &["resync", "only-one"], &["demo", "--rows", "7"]]
+    {
         assert_eq!(tidegate(arguments).code, 2, "{arguments:?}");
     }
     tidegate(&["--log-level", "=loud=", "status"]).failed(2, "cli.log-level");

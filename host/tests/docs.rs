@@ -147,13 +147,18 @@ fn the_class_on_the_page_is_that_of_the_constructor() {
     for (path, source) in sources() {
         for (before, literal) in literals(&source) {
             let before = before.trim_end();
-            let class = ["usage", "no", "permanent", "transient"]
-                .into_iter()
-                .find(|class| before.ends_with(&format!("Error::{class}(")) || before.ends_with(&format!("Failure::{class}(")));
+            let class = ["usage", "no", "permanent", "transient"].into_iter().find(|class| {
+                before.ends_with(&format!("Error::{class}(")) || before.ends_with(&format!("Failure::{class}("))
+            });
             let (Some(class), Some(cells)) = (class, page.get(literal)) else { continue };
             // Its exit code is set apart from its class.
             let other = literal == "publication.missing";
-            assert!(other || cells[0].split(", ").any(|listed| listed == class), "{}: `{literal}` is {class}, the page says {}", path.display(), cells[0]);
+            assert!(
+                other || cells[0].split(", ").any(|listed| listed == class),
+                "{}: `{literal}` is {class}, the page says {}",
+                path.display(),
+                cells[0]
+            );
         }
     }
 }
@@ -316,8 +321,10 @@ fn every_file_that_the_documentation_names_is_there() {
         let page = page(name);
         let folders = ["host/", "sdk/", "plugins/", "wit/", "tests/", "docs/"];
         let named = page.split(|letter: char| letter.is_whitespace() || "`()[],;".contains(letter));
-        let named: BTreeSet<&str> =
-            named.filter(|word| folders.iter().any(|folder| word.starts_with(folder))).filter(|word| !word.contains('*')).collect();
+        let named: BTreeSet<&str> = named
+            .filter(|word| folders.iter().any(|folder| word.starts_with(folder)))
+            .filter(|word| !word.contains('*'))
+            .collect();
         for file in named {
             let file = file.trim_end_matches(['.', ':']);
             let built = file.ends_with(".wasm");

@@ -71,7 +71,7 @@ impl Host {
 
     pub fn start(&mut self) -> Result<()> {
         let since = Instant::now();
-        let mut child = Command::new(tidegate_tests::tidegate())
+        let mut child = Command::new(binary()?)
             .args(["run", "--log", "json", "--log-level", "info", "--config"])
             .arg(self.directory.path().join("tidegate.toml"))
             .stdin(Stdio::null())
@@ -99,9 +99,13 @@ impl Host {
         if status.success() { Ok(()) } else { Err(format!("tidegate ended with {status}\n{}", running.log()).into()) }
     }
 
-    /// Waits until all tables are live.
-    pub fn wait_ready(&mut self) -> Result<()> {
-        self.wait("all tables are ready", |status| status.all_ready().then_some(())).map(|_| ())
+    /// Waits until so many tables are there, all of them live.
+    pub fn wait_ready(&mut self, tables: usize) -> Result<()> {
+        self.wait("all tables are ready", |status| {
+            let known = status.destinations.first()?.tables.len();
+            (known == tables && status.all_ready()).then_some(())
+        })
+        .map(|_| ())
     }
 
     /// From the table's data-sync until all its rows are durable.
@@ -218,6 +222,14 @@ impl Running {
     fn log(&mut self) -> String {
         self.said.extend(self.log.try_iter().map(|(_, line)| line));
         self.said.join("\n")
+    }
+}
+
+/// The binary that is measured: beside this one, or `TIDEGATE_BIN`.
+fn binary() -> Result<PathBuf> {
+    match std::env::var_os("TIDEGATE_BIN") {
+        Some(binary) => Ok(binary.into()),
+        None => Ok(std::env::current_exe()?.with_file_name("tidegate")),
     }
 }
 

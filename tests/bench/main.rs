@@ -14,7 +14,7 @@ use std::process::ExitCode;
 
 use host::{Host, Measured};
 use report::{Run, Work};
-use source::{Source, Log};
+use source::{Log, Source};
 
 /// What fails here ends the benchmark; there is nobody to handle it.
 type Result<T, E = Box<dyn Error>> = std::result::Result<T, E>;
@@ -138,7 +138,7 @@ fn stream(source: &Source, options: &Options, name: &str, short: &str, log: Log)
     for run in 0..=options.runs {
         let mut host = Host::new(&database, &format!("{short}_{run}"))?;
         host.start()?;
-        host.wait_ready()?;
+        host.wait_ready(source::TABLES)?;
         host.stop()?;
         database.create_slot(&reference_slot(run))?;
         hosts.push(host);

@@ -38,8 +38,7 @@ impl Spread {
         let mut values: Vec<f64> = values.collect();
         values.sort_by(f64::total_cmp);
         let middle = values.len() / 2;
-        let median =
-            if values.len() % 2 == 1 { values[middle] } else { (values[middle - 1] + values[middle]) / 2.0 };
+        let median = if values.len() % 2 == 1 { values[middle] } else { (values[middle - 1] + values[middle]) / 2.0 };
         Spread { median, min: values[0], max: values[values.len() - 1] }
     }
 }
@@ -126,5 +125,6 @@ pub fn write_json(works: &[Work], path: &str) -> Result<()> {
             })
         })
         .collect();
-    std::fs::write(path, serde_json::to_string_pretty(&works)? + "\n").map_err(|error| format!("{path}: {error}").into())
+    std::fs::write(path, serde_json::to_string_pretty(&works)? + "\n")
+        .map_err(|error| format!("{path}: {error}").into())
 }

@@ -8,6 +8,9 @@ use tidegate::scratch::{Cluster, ClusterOptions};
 
 use crate::Result;
 
+/// How many tables are published.
+pub const TABLES: usize = 2;
+
 /// The columns that the reference figures were taken with.
 const TABLE: &str = "CREATE TABLE t (id bigint PRIMARY KEY, number int, name text, document jsonb, \
      amount numeric(12,2), flag bool, at timestamptz, note text)";
@@ -92,10 +95,8 @@ impl Database<'_> {
                 self.sql(&format!("INSERT INTO t SELECT {ROW} FROM generate_series(1, {rows}::bigint) n"))?;
             }
             Log::SingleRows(rows) => {
-                // Not waiting for the disk is what makes this take seconds.
                 self.sql(&format!(
-                    "SET synchronous_commit = off; DO $$ BEGIN FOR n IN 1..{rows}::bigint LOOP \
-                     INSERT INTO t VALUES ({ROW}); COMMIT; END LOOP; END $$"
+                    "DO $$ BEGIN FOR n IN 1..{rows}::bigint LOOP INSERT INTO t VALUES ({ROW}); COMMIT; END LOOP; END $$"
                 ))?;
             }
         }

@@ -82,10 +82,8 @@ pub fn tidegate() -> PathBuf {
 
 /// The directory of built plugins: `TIDEGATE_PLUGINS`, or what `make plugins` fills.
 pub fn plugins() -> PathBuf {
-    let directory = std::env::var_os("TIDEGATE_PLUGINS").map_or_else(
-        || Path::new(env!("CARGO_MANIFEST_DIR")).join("../plugins"),
-        PathBuf::from,
-    );
+    let directory = std::env::var_os("TIDEGATE_PLUGINS")
+        .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../plugins"), PathBuf::from);
     assert!(directory.exists(), "{} is missing: run `make plugins` first", directory.display());
     directory
 }
@@ -133,11 +131,7 @@ impl Pipeline {
     /// The same with environment variables.
     pub fn start_with(&mut self, environment: &[(&str, &str)]) {
         assert!(self.child.is_none(), "it runs already");
-        let log = std::fs::File::options()
-            .create(true)
-            .append(true)
-            .open(self.log_path())
-            .expect("the log file opens");
+        let log = std::fs::File::options().create(true).append(true).open(self.log_path()).expect("the log file opens");
         let child = self
             .command(&["run", "--log", "human"])
             .env("TIDEGATE_TEST_PASSWORD", "unused")
@@ -211,8 +205,7 @@ impl Pipeline {
 
     /// Waits until every destination has everything committed at the source so far.
     pub fn wait_caught_up(&mut self, source: &Database) -> StatusReport {
-        let target: tidegate::position::Lsn =
-            source.sql("SELECT pg_current_wal_insert_lsn()").parse().expect("an LSN");
+        let target: tidegate::position::Lsn = source.sql("SELECT pg_current_wal_insert_lsn()").parse().expect("an LSN");
         // A commit of a published table behind `target`, so that waiting does not depend
         // on keepalives.
         source.sql("SELECT pg_logical_emit_message(true, 'tidegate-test', 'mark')");

@@ -42,11 +42,14 @@ fn columns(database: &Database, table: &str) -> String {
 }
 
 fn primary_key(database: &Database, table: &str) -> String {
-    database.sql(&format!("SELECT pg_get_constraintdef(oid) FROM pg_constraint WHERE conrelid = '{table}'::regclass AND contype = 'p'"))
+    database.sql(&format!(
+        "SELECT pg_get_constraintdef(oid) FROM pg_constraint WHERE conrelid = '{table}'::regclass AND contype = 'p'"
+    ))
 }
 
 fn confirmed(source: &Database) -> Lsn {
-    let slot = format!("SELECT confirmed_flush_lsn FROM pg_replication_slots WHERE slot_name = 'tidegate_{}'", source.name);
+    let slot =
+        format!("SELECT confirmed_flush_lsn FROM pg_replication_slots WHERE slot_name = 'tidegate_{}'", source.name);
     source.sql(&slot).parse().unwrap()
 }
 
@@ -78,7 +81,10 @@ fn wait_equal(source: &Database, mirror: &Database, table: &str) {
 #[test]
 fn a_source_that_crashes_under_load_and_comes_back_is_read_on_by_the_same_process() {
     let mut server = own_cluster();
-    let from = with_publication(database(&server, "crash"), "CREATE TABLE t (id bigserial PRIMARY KEY, v text, n int DEFAULT 0)");
+    let from = with_publication(
+        database(&server, "crash"),
+        "CREATE TABLE t (id bigserial PRIMARY KEY, v text, n int DEFAULT 0)",
+    );
     let to = database(mirror(), "crash");
     let mut pipeline = Pipeline::new(&from, &postgres_destination("mirror", &to));
     pipeline.start();
@@ -150,7 +156,8 @@ fn the_slot_never_passes_a_destination_that_is_away_while_another_goes_on() {
         let slot = confirmed(&from);
         // Read after the slot: a checkpoint only grows.
         let status = pipeline.status().unwrap();
-        let checkpoints: Vec<Lsn> = status.destinations.iter().filter_map(|destination| destination.checkpoint).collect();
+        let checkpoints: Vec<Lsn> =
+            status.destinations.iter().filter_map(|destination| destination.checkpoint).collect();
         assert!(checkpoints.iter().all(|checkpoint| slot <= *checkpoint), "{slot} {status:#?}");
         assert!(slot < first, "{slot} is confirmed, and {first} is not durable\n{}", pipeline.log());
     }
@@ -211,11 +218,13 @@ fn sigterm_waits_no_longer_than_the_drain_for_a_destination_that_is_away() {
 
 /// The directory of fixtures: `TIDEGATE_FIXTURES`, or what `make fixtures` fills.
 fn fixtures() -> PathBuf {
-    let directory = std::env::var_os("TIDEGATE_FIXTURES").map_or_else(
-        || std::env::current_exe().unwrap().ancestors().nth(3).unwrap().join("fixtures"),
-        PathBuf::from,
+    let directory = std::env::var_os("TIDEGATE_FIXTURES")
+        .map_or_else(|| std::env::current_exe().unwrap().ancestors().nth(3).unwrap().join("fixtures"), PathBuf::from);
+    assert!(
+        directory.join("hostile.wasm").exists(),
+        "{} lacks hostile.wasm: run `make fixtures` first",
+        directory.display()
     );
-    assert!(directory.join("hostile.wasm").exists(), "{} lacks hostile.wasm: run `make fixtures` first", directory.display());
     directory
 }
 
@@ -334,9 +343,8 @@ fn refused_and_copied_again(test: &str, change: &str, named: &str) {
     let before = from.rows("t");
     from.sql(&format!("BEGIN; INSERT INTO untouched VALUES (1); {change}; INSERT INTO untouched VALUES (2); COMMIT"));
     from.sql("INSERT INTO t(id, other) VALUES (1000, 1000)");
-    let status = pipeline.wait_status("the table stops", |status| {
-        table(status, "mirror", "public.t").state == TableState::Errored
-    });
+    let status = pipeline
+        .wait_status("the table stops", |status| table(status, "mirror", "public.t").state == TableState::Errored);
     let error = table(&status, "mirror", "public.t").error.clone().unwrap();
     assert!(error.code.starts_with("schema."), "{error:?}");
     assert!(error.message.contains(named), "{error:?}");
@@ -377,7 +385,11 @@ fn a_change_of_type_is_refused_by_name_and_a_resync_brings_the_new_type() {
 
 #[test]
 fn a_change_of_key_is_refused_by_name_and_a_resync_brings_the_new_key() {
-    refused_and_copied_again("key_change", "ALTER TABLE t DROP CONSTRAINT t_pkey, ADD PRIMARY KEY (other)", "change-key");
+    refused_and_copied_again(
+        "key_change",
+        "ALTER TABLE t DROP CONSTRAINT t_pkey, ADD PRIMARY KEY (other)",
+        "change-key",
+    );
 }
 
 #[test]
@@ -420,14 +432,17 @@ fn a_stream_that_is_replayed_over_a_schema_change_after_a_kill_ends_equal() {
         "CREATE TABLE t (id serial PRIMARY KEY, a text, b int); INSERT INTO t(a, b) SELECT 'copied', n FROM generate_series(1, 100) n",
     );
     let (near, far) = (database(mirror(), "replay_near"), database(&away, "replay_far"));
-    let mut pipeline = Pipeline::new(&from, &(postgres_destination("near", &near) + &postgres_destination("far", &far)));
+    let mut pipeline =
+        Pipeline::new(&from, &(postgres_destination("near", &near) + &postgres_destination("far", &far)));
     install_trigger(&pipeline);
     pipeline.start();
     pipeline.wait_ready();
     assert_equal(&mut pipeline, &from, &far, &["t"]);
     // The far end keeps the slot where it is, so that a start replays all of this to both.
     away.halt(Shutdown::Fast).unwrap();
-    from.sql("INSERT INTO t(a, b) SELECT 'before', n FROM generate_series(1, 50) n; UPDATE t SET b = b + 1 WHERE id % 3 = 0");
+    from.sql(
+        "INSERT INTO t(a, b) SELECT 'before', n FROM generate_series(1, 50) n; UPDATE t SET b = b + 1 WHERE id % 3 = 0",
+    );
     from.sql("BEGIN; UPDATE t SET a = 'same transaction' WHERE id < 10; ALTER TABLE t ADD COLUMN c int DEFAULT 3; UPDATE t SET c = 4 WHERE id < 5; COMMIT");
     wait_equal(&from, &near, "t");
     pipeline.kill();

@@ -182,7 +182,8 @@ fn assert_reported(output: &Output, exit: i32, code: &str, named: &[&str]) {
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert_eq!(stderr.matches("error[").count(), 1, "{text}");
     let lines: Vec<&str> = stderr.lines().collect();
-    let at = lines.iter().position(|line| line.starts_with(&format!("error[{code}]: "))).unwrap_or_else(|| panic!("{text}"));
+    let at =
+        lines.iter().position(|line| line.starts_with(&format!("error[{code}]: "))).unwrap_or_else(|| panic!("{text}"));
     assert_eq!(at + 2, lines.len(), "the report is the end of {text}");
     let next = lines[at + 1].strip_prefix("  next: ").unwrap_or_else(|| panic!("{text}"));
     assert!(!next.is_empty(), "{text}");

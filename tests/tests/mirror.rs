@@ -72,7 +72,10 @@ fn schema_changes_reach_the_mirror_in_their_place_between_the_rows() {
         ("ALTER TABLE t DROP COLUMN b", "UPDATE t SET c = 'dropped' WHERE id % 2 = 0"),
         ("ALTER TABLE t RENAME COLUMN a TO renamed", "UPDATE t SET renamed = 'renamed' WHERE id % 3 = 0"),
         ("ALTER TABLE t ADD COLUMN b timestamptz", "UPDATE t SET b = '2026-01-01 00:00:00+00' WHERE id % 5 = 0"),
-        ("ALTER TABLE t ALTER COLUMN c SET DEFAULT 'x', ALTER COLUMN c SET NOT NULL", "INSERT INTO t(id) VALUES (1002)"),
+        (
+            "ALTER TABLE t ALTER COLUMN c SET DEFAULT 'x', ALTER COLUMN c SET NOT NULL",
+            "INSERT INTO t(id) VALUES (1002)",
+        ),
         ("ALTER TABLE t ALTER COLUMN c DROP NOT NULL, ALTER COLUMN c DROP DEFAULT", "INSERT INTO t(id) VALUES (1003)"),
     ] {
         bench.source.sql(&format!("BEGIN; UPDATE t SET c = c || '.' WHERE id < 50; {change}; {rows}; COMMIT"));

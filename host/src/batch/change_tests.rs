@@ -78,7 +78,8 @@ fn a_delete_by_key_blanks_no_other_column_and_one_by_whole_row_has_them_all() {
 #[test]
 fn columns_the_relation_lacks_are_the_default_in_new_rows_and_missing_in_others() {
     let default = Some(Literal { kind: "numeric".into(), text: "5".into() });
-    let columns = vec![key_column(1, "int4", 1), Column { default_literal: default, ..column(4, "int4") }, column(5, "text")];
+    let columns =
+        vec![key_column(1, "int4", 1), Column { default_literal: default, ..column(4, "int4") }, column(5, "text")];
     let schema = schema(ReplicaIdentity::Default, columns);
     // The relation has a column 2 that was dropped since, and one nobody knows.
     let map = RelationMap::new(vec![Some(2), Some(1), None], &schema);

@@ -105,7 +105,8 @@ fn an_array_with_one_odd_item_is_odd_as_a_whole_and_leaves_no_items_behind() {
 
 #[test]
 fn taking_a_row_back_leaves_a_builder_as_if_it_had_never_come() {
-    for column in [column(1, "int4"), column(1, "text"), column(1, "bool"), column(1, "uuid"), array_column(1, "int4")] {
+    for column in [column(1, "int4"), column(1, "text"), column(1, "bool"), column(1, "uuid"), array_column(1, "int4")]
+    {
         let cell: &[u8] = if column.element.is_some() { b"{1,NULL}" } else { b"1" };
         let mut never = ColumnBuilder::new(&column);
         let mut back = ColumnBuilder::new(&column);

@@ -209,7 +209,9 @@ mod tests {
         let wire::ColumnData::Plain(wire::Cells::Utf8(array) | wire::Cells::Binary(array)) = &values.data else {
             panic!("neither text nor binary")
         };
-        let cell = |row| (!crate::batch::gather::is_null(values, row)).then(|| crate::batch::gather::bytes_of(array, row).to_vec());
+        let cell = |row| {
+            (!crate::batch::gather::is_null(values, row)).then(|| crate::batch::gather::bytes_of(array, row).to_vec())
+        };
         (0..rows.count).map(cell).collect()
     }
 
@@ -279,7 +281,8 @@ mod tests {
     fn bytes_are_about_what_the_rows_take_when_finished() {
         let mut copy = builder(&["int8", "text", "uuid"]);
         for row in 0..1_000 {
-            copy.push(format!("{row}\tsome text of row {row}\t00112233-4455-6677-8899-aabbccddeeff\n").as_bytes()).unwrap();
+            copy.push(format!("{row}\tsome text of row {row}\t00112233-4455-6677-8899-aabbccddeeff\n").as_bytes())
+                .unwrap();
         }
         let counted = copy.bytes() as f64;
         let taken = rows_bytes(&copy.finish()) as f64;

@@ -240,7 +240,13 @@ mod tests {
         assert_eq!(timestamptz(b"1900-01-01 12:19:32+00:19:32"), noon);
         assert_eq!(timestamptz(b"1900-01-01 07:03:58-04:56:02"), noon);
         assert_eq!(timestamptz(b"0044-03-15 12:00:00+00 BC"), timestamp(b"0044-03-15 12:00:00 BC"));
-        for wrong in ["infinity", "1900-01-01 12:00:00", "1900-01-01 12:00:00Z", "1900-01-01 12:00:00+0", "1900-01-01 12:00:00+05:3"] {
+        for wrong in [
+            "infinity",
+            "1900-01-01 12:00:00",
+            "1900-01-01 12:00:00Z",
+            "1900-01-01 12:00:00+0",
+            "1900-01-01 12:00:00+05:3",
+        ] {
             assert_eq!(timestamptz(wrong.as_bytes()), None, "{wrong}");
         }
     }

@@ -139,8 +139,7 @@ impl<'a> Fold<'a> {
         let (mut upserts, mut moved_index, mut moved_old) = (Vec::new(), Vec::new(), Vec::new());
         for (row, entry) in self.entry_of.iter().enumerate() {
             let row = row as u32;
-            let Some(Entry { state: State::Live { last, origin }, .. }) = self.keys.entries.get(*entry as usize)
-            else {
+            let Some(Entry { state: State::Live { last, origin }, .. }) = self.keys.entries.get(*entry as usize) else {
                 continue;
             };
             if *last != row {

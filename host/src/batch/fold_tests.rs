@@ -91,7 +91,8 @@ fn rows(rows: &[[&str; 2]]) -> Vec<Vec<String>> {
 
 #[test]
 fn an_unsent_cell_keeps_the_value_of_an_earlier_change_in_the_batch() {
-    let (upserts, moved, deletes) = folded(&[insert("a", "1"), update("a", Sent::Unchanged), update("b", Sent::Unchanged)]);
+    let (upserts, moved, deletes) =
+        folded(&[insert("a", "1"), update("a", Sent::Unchanged), update("b", Sent::Unchanged)]);
     assert_eq!(upserts, rows(&[["a", "1"], ["b", "-"]]));
     assert!(moved.is_empty() && deletes.is_empty());
 }
@@ -165,7 +166,13 @@ fn numbers_that_are_equal_but_printed_otherwise_are_two_keys() {
 #[test]
 fn odd_keys_are_not_taken_for_the_zero_in_their_place() {
     let schema = schema(ReplicaIdentity::Default, vec![key_column(1, "date", 1), column(2, "text")]);
-    let events = [insert("infinity", "1"), insert("1970-01-01", "2"), insert("-infinity", "3"), update("infinity", text("4")), delete("-infinity")];
+    let events = [
+        insert("infinity", "1"),
+        insert("1970-01-01", "2"),
+        insert("-infinity", "3"),
+        update("infinity", text("4")),
+        delete("-infinity"),
+    ];
     let merge = fold(&batch(&schema, &events, 0), 0).unwrap();
     assert_eq!(cells(&schema, &merge.upserts, &[1, 2]), [["1970-01-01", "2"], ["infinity", "4"]]);
     assert_eq!(cells(&schema, &merge.deletes, &[1, 2]), [["-infinity", "-"]]);

@@ -102,9 +102,8 @@ pub(super) fn gather(parts: &[Part<'_>]) -> Option<wire::ColumnValues> {
 /// Which of the taken cells are missing, and how many; `None` if not one is.
 fn missing_bits(parts: &[Part<'_>]) -> Option<(wire::Bitmap, usize)> {
     // Most columns have no bitmap, and the search for a number is cheap.
-    let may_be = |part: &Part<'_>| {
-        part.values.is_none_or(|values| values.missing.is_some()) || part.rows.contains(&NO_ROW)
-    };
+    let may_be =
+        |part: &Part<'_>| part.values.is_none_or(|values| values.missing.is_some()) || part.rows.contains(&NO_ROW);
     if !parts.iter().any(may_be) {
         return None;
     }

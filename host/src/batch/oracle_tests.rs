@@ -68,7 +68,9 @@ impl Server {
     async fn connect(&self) -> Client {
         let mut config = tokio_postgres::Config::new();
         config.host_path(self.directory.path()).user("postgres").dbname("postgres");
-        config.options("-c DateStyle=ISO -c IntervalStyle=postgres -c TimeZone=UTC -c extra_float_digits=3 -c bytea_output=hex");
+        config.options(
+            "-c DateStyle=ISO -c IntervalStyle=postgres -c TimeZone=UTC -c extra_float_digits=3 -c bytea_output=hex",
+        );
         let begun = Instant::now();
         loop {
             match config.connect(NoTls).await {
@@ -109,11 +111,36 @@ const fn array(declared: &'static str, element: &'static str, odd: usize, values
     Case { declared, base: "array", element: Some(element), odd, values }
 }
 
-const TEXTS: &[&str] = &["", "\\N", "\\\\N", "N", "\\.", "a\tb\nc\rd\x08e\x0cf\x0bg\\h", "NULL", "é€𝄞", "\"quoted\"", "\\", "tail\\", "\\x41", "\\101", " x "];
+const TEXTS: &[&str] = &[
+    "",
+    "\\N",
+    "\\\\N",
+    "N",
+    "\\.",
+    "a\tb\nc\rd\x08e\x0cf\x0bg\\h",
+    "NULL",
+    "é€𝄞",
+    "\"quoted\"",
+    "\\",
+    "tail\\",
+    "\\x41",
+    "\\101",
+    " x ",
+];
 const TIMES: &[&str] = &[
-    "infinity", "-infinity", "4714-11-24 00:00:00 BC", "0001-12-31 23:59:59.999999 BC", "0001-01-01 00:00:00",
-    "1969-12-31 23:59:59.999999", "1970-01-01 00:00:00", "2000-02-29 12:34:56.7", "2024-02-29 23:59:59.000001",
-    "294247-01-10 04:00:54.775807", "294247-01-10 04:00:54.775808", "294276-12-31 23:59:59.999999", "10000-01-01 00:00:00",
+    "infinity",
+    "-infinity",
+    "4714-11-24 00:00:00 BC",
+    "0001-12-31 23:59:59.999999 BC",
+    "0001-01-01 00:00:00",
+    "1969-12-31 23:59:59.999999",
+    "1970-01-01 00:00:00",
+    "2000-02-29 12:34:56.7",
+    "2024-02-29 23:59:59.000001",
+    "294247-01-10 04:00:54.775807",
+    "294247-01-10 04:00:54.775808",
+    "294276-12-31 23:59:59.999999",
+    "10000-01-01 00:00:00",
 ];
 
 const CASES: &[Case] = &[
@@ -122,11 +149,77 @@ const CASES: &[Case] = &[
     case("int4", "int4", 0, &["-2147483648", "2147483647", "0", "-1"]),
     case("int8", "int8", 0, &["-9223372036854775808", "9223372036854775807", "0"]),
     case("oid", "oid", 0, &["0", "4294967295"]),
-    case("float4", "float4", 0, &["NaN", "Infinity", "-Infinity", "-0", "0.1", "3.4028235e+38", "1e-45", "123456", "1234567", "1e-5", "0.0001", "16777216"]),
-    case("float8", "float8", 0, &["NaN", "Infinity", "-Infinity", "-0", "0.1", "1.7976931348623157e+308", "5e-324", "123456789012345", "1234567890123456", "0.30000000000000004", "2.2250738585072014e-308", "9007199254740993"]),
-    case("numeric", "numeric", 0, &["NaN", "Infinity", "-Infinity", "0.00", "1.0", "1.00", "-123456789012345678901234567890.123456789", "1e-300", "1e131071"]),
+    case(
+        "float4",
+        "float4",
+        0,
+        &[
+            "NaN",
+            "Infinity",
+            "-Infinity",
+            "-0",
+            "0.1",
+            "3.4028235e+38",
+            "1e-45",
+            "123456",
+            "1234567",
+            "1e-5",
+            "0.0001",
+            "16777216",
+        ],
+    ),
+    case(
+        "float8",
+        "float8",
+        0,
+        &[
+            "NaN",
+            "Infinity",
+            "-Infinity",
+            "-0",
+            "0.1",
+            "1.7976931348623157e+308",
+            "5e-324",
+            "123456789012345",
+            "1234567890123456",
+            "0.30000000000000004",
+            "2.2250738585072014e-308",
+            "9007199254740993",
+        ],
+    ),
+    case(
+        "numeric",
+        "numeric",
+        0,
+        &[
+            "NaN",
+            "Infinity",
+            "-Infinity",
+            "0.00",
+            "1.0",
+            "1.00",
+            "-123456789012345678901234567890.123456789",
+            "1e-300",
+            "1e131071",
+        ],
+    ),
     case("numeric(5,-2)", "numeric", 0, &["1234567", "-50"]),
-    case("date", "date", 2, &["infinity", "-infinity", "4714-11-24 BC", "0001-02-29 BC", "0001-01-01", "1970-01-01", "2024-02-29", "5874897-12-31", "10000-01-01"]),
+    case(
+        "date",
+        "date",
+        2,
+        &[
+            "infinity",
+            "-infinity",
+            "4714-11-24 BC",
+            "0001-02-29 BC",
+            "0001-01-01",
+            "1970-01-01",
+            "2024-02-29",
+            "5874897-12-31",
+            "10000-01-01",
+        ],
+    ),
     case("time", "time", 1, &["00:00:00", "23:59:59.999999", "12:00:00.1", "24:00:00"]),
     case("time(0)", "time", 1, &["23:59:59.9", "12:00:00.4"]),
     case("timetz", "timetz", 0, &["24:00:00+15:59", "12:00:00.5-04:56:02"]),
@@ -164,9 +257,19 @@ const CASES: &[Case] = &[
     array("int8[]", "int8", 0, &["{9223372036854775807}", "{NULL}"]),
     array("float8[]", "float8", 0, &["{NaN,-0,NULL,1e300}"]),
     array("numeric[]", "numeric", 0, &["{NaN,0.00,NULL}"]),
-    array("text[]", "text", 1, &["{NULL,\"NULL\",null,\"null\",\"\",\"a,b\",\"{x}\",\"q\\\"\\\\\",\" s \",é}", "{}", "{{a},{b}}"]),
+    array(
+        "text[]",
+        "text",
+        1,
+        &["{NULL,\"NULL\",null,\"null\",\"\",\"a,b\",\"{x}\",\"q\\\"\\\\\",\" s \",é}", "{}", "{{a},{b}}"],
+    ),
     array("date[]", "date", 1, &["{1970-01-01,NULL}", "{infinity}"]),
-    array("timestamptz[]", "timestamptz", 1, &["{1970-01-01 00:00:00+00,0001-12-31 23:59:59 BC}", "{infinity,2000-01-01}"]),
+    array(
+        "timestamptz[]",
+        "timestamptz",
+        1,
+        &["{1970-01-01 00:00:00+00,0001-12-31 23:59:59 BC}", "{infinity,2000-01-01}"],
+    ),
     array("time[]", "time", 1, &["{12:00:00,NULL}", "{24:00:00}"]),
     array("uuid[]", "uuid", 0, &["{00112233-4455-6677-8899-aabbccddeeff,NULL}"]),
     array("bytea[]", "bytea", 0, &["{\"\\\\x00ff\",NULL,\"\\\\x\"}"]),
@@ -209,7 +312,8 @@ impl Case {
 }
 
 async fn printed(client: &Client, table: &str, schema: &TableSchema) -> Vec<Option<String>> {
-    let answer = client.simple_query(&format!("SELECT {} FROM {table} ORDER BY id", column_list(schema))).await.unwrap();
+    let answer =
+        client.simple_query(&format!("SELECT {} FROM {table} ORDER BY id", column_list(schema))).await.unwrap();
     let row = |message: SimpleQueryMessage| match message {
         SimpleQueryMessage::Row(row) => Some(row.get(1).map(str::to_owned)),
         _ => None,
@@ -260,8 +364,7 @@ async fn what_is_copied_is_what_is_streamed_is_what_the_server_prints() {
     let client = server.connect().await;
     client.batch_execute(TYPES).await.unwrap();
     client.batch_execute("CREATE PUBLICATION p FOR ALL TABLES").await.unwrap();
-    let tables: Vec<_> =
-        CASES.iter().enumerate().map(|(n, case)| (case, format!("t{n}"), case.schema())).collect();
+    let tables: Vec<_> = CASES.iter().enumerate().map(|(n, case)| (case, format!("t{n}"), case.schema())).collect();
     for (case, table, schema) in &tables {
         client.batch_execute(&case.create_and_fill(table, schema).0).await.unwrap();
     }

@@ -141,7 +141,9 @@ fn cast(from: &Column, to: &Column) -> Option<Cast> {
 fn widens(from: &str, to: &str) -> bool {
     matches!(
         (from, to),
-        ("int2", "int4" | "int8" | "numeric" | "float8") | ("int4", "int8" | "numeric" | "float8") | ("int8", "numeric")
+        ("int2", "int4" | "int8" | "numeric" | "float8")
+            | ("int4", "int8" | "numeric" | "float8")
+            | ("int8", "numeric")
     )
 }
 

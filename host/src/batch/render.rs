@@ -213,7 +213,23 @@ mod tests {
 
     #[test]
     fn floats_print_as_postgresql_prints_them() {
-        for text in ["0", "-0", "1", "-1.5", "100", "0.0001", "1e-05", "123456789012345", "1e+15", "1.25e+300", "5e-324", "NaN", "-Infinity", "0.1", "1234.5678"] {
+        for text in [
+            "0",
+            "-0",
+            "1",
+            "-1.5",
+            "100",
+            "0.0001",
+            "1e-05",
+            "123456789012345",
+            "1e+15",
+            "1.25e+300",
+            "5e-324",
+            "NaN",
+            "-Infinity",
+            "0.1",
+            "1234.5678",
+        ] {
             assert_eq!(printed(text.parse().unwrap()), text);
         }
     }

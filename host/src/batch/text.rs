@@ -148,7 +148,8 @@ mod tests {
         assert_eq!(integer(b"9223372036854775807"), Some(i64::MAX));
         assert_eq!(integer(b"-9223372036854775808"), Some(i64::MIN));
         assert_eq!(integer(b"0"), Some(0));
-        for wrong in ["9223372036854775808", "-9223372036854775809", "99999999999999999999", "", "-", "1x", "+1", " 1"] {
+        for wrong in ["9223372036854775808", "-9223372036854775809", "99999999999999999999", "", "-", "1x", "+1", " 1"]
+        {
             assert_eq!(integer(wrong.as_bytes()), None, "{wrong}");
         }
         assert_eq!(oid(b"4294967295"), Some(4_294_967_295));

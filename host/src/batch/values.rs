@@ -199,9 +199,7 @@ impl Values {
             Values::Time(out) | Values::Timestamp(out) | Values::TimestampTz(out) => wire::Cells::Int64(take(out)),
             Values::Float4(out) => wire::Cells::Float32(take(out)),
             Values::Float8(out) => wire::Cells::Float64(take(out)),
-            Values::Uuid(out) => {
-                wire::Cells::Fixed(wire::FixedArray { width: UUID_BYTES as u32, data: take(out) })
-            }
+            Values::Uuid(out) => wire::Cells::Fixed(wire::FixedArray { width: UUID_BYTES as u32, data: take(out) }),
             Values::Bytea(out) => wire::Cells::Binary(take(out).into_wire()),
             Values::Text(out) => wire::Cells::Utf8(take(out).into_wire()),
         }

@@ -8,8 +8,8 @@ use serde::Serialize;
 use super::{paint, print_json, print_text};
 use crate::config::{Config, DestinationConfig};
 use crate::control;
-use crate::error::{Error, Exit, Result};
 use crate::deliver::start::{self, Source};
+use crate::error::{Error, Exit, Result};
 use crate::plugin::{Directory, EngineOptions, Plugin, PluginEngine};
 use crate::source::catalog::SourceFacts;
 use crate::source::session;
@@ -108,7 +108,12 @@ async fn check_source(config: &Config, findings: &mut Findings) -> Option<Source
     findings.add("source: connection", session::connect(place).await, |_| place.endpoint())?;
     let source = findings.add("source: server, role and slots", start::look_at_source(place).await, |source| {
         let facts = &source.facts;
-        format!("PostgreSQL {}.{}, {} slots free", facts.version_num / 10_000, facts.version_num % 10_000, facts.free_slots)
+        format!(
+            "PostgreSQL {}.{}, {} slots free",
+            facts.version_num / 10_000,
+            facts.version_num % 10_000,
+            facts.free_slots
+        )
     })?;
     for warning in &source.facts.warnings {
         findings.warn("source", warning);
@@ -116,7 +121,9 @@ async fn check_source(config: &Config, findings: &mut Findings) -> Option<Source
     check_trigger(&source.facts, findings);
     let known = start::check_state(config, &source.facts);
     findings.add(format!("source: slot {}", place.slot), known, |()| match &source.facts.slot {
-        Some(slot) => format!("confirmed {}, {}", slot.confirmed, slot.wal_status.as_deref().unwrap_or("state unknown")),
+        Some(slot) => {
+            format!("confirmed {}, {}", slot.confirmed, slot.wal_status.as_deref().unwrap_or("state unknown"))
+        }
         None => "is made at the first start".to_owned(),
     });
     let check = format!("source: publication {}", place.publication);
@@ -257,7 +264,10 @@ mod tests {
         assert!(text.contains("no   source: slot: [slot.lost] it is lost\n       next: Resync.\n"), "{text}");
         assert!(text.ends_with("one thing is missing"), "{text}");
         let json = serde_json::to_value(&findings.0).unwrap();
-        assert_eq!(json[0], serde_json::json!({"check": "source: connection", "ok": true, "detail": "me@db:5432/shop"}));
+        assert_eq!(
+            json[0],
+            serde_json::json!({"check": "source: connection", "ok": true, "detail": "me@db:5432/shop"})
+        );
         assert_eq!(json[2]["code"], "slot.lost");
         assert_eq!(json[1]["warning"], true);
     }

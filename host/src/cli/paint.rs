@@ -82,12 +82,10 @@ mod tests {
 
     #[test]
     fn numbers_are_grouped_by_three() {
-        assert_eq!(["0", "999", "1,000", "1234,567"].map(|text| text.replace(',', "").parse().map(number).unwrap()), [
-            "0",
-            "999",
-            "1,000",
-            "1,234,567"
-        ]);
+        assert_eq!(
+            ["0", "999", "1,000", "1234,567"].map(|text| text.replace(',', "").parse().map(number).unwrap()),
+            ["0", "999", "1,000", "1,234,567"]
+        );
         assert_eq!(bytes(999), "999 B");
         assert_eq!(bytes(1_500_000), "1.5 MB");
     }

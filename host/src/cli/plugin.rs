@@ -216,7 +216,11 @@ fn type_of(schema: &Value, property: &Value) -> String {
         return type_of(schema, target);
     }
     if let Some(options) = property["enum"].as_array() {
-        return options.iter().map(|option| option.as_str().map_or_else(|| option.to_string(), str::to_owned)).collect::<Vec<_>>().join(", ");
+        return options
+            .iter()
+            .map(|option| option.as_str().map_or_else(|| option.to_string(), str::to_owned))
+            .collect::<Vec<_>>()
+            .join(", ");
     }
     if let Some(options) = property["oneOf"].as_array().or_else(|| property["anyOf"].as_array()) {
         return options.iter().map(|option| type_of(schema, option)).collect::<Vec<_>>().join(", ");

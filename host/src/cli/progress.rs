@@ -84,8 +84,9 @@ impl Drop for CopyBars {
 }
 
 fn new_bar(name: String) -> ProgressBar {
-    let style = ProgressStyle::with_template("  {prefix:32!} {bar:30} {human_pos}/{human_len} rows {per_sec:>14} {eta:>5}")
-        .unwrap_or_else(|_| ProgressStyle::default_bar());
+    let style =
+        ProgressStyle::with_template("  {prefix:32!} {bar:30} {human_pos}/{human_len} rows {per_sec:>14} {eta:>5}")
+            .unwrap_or_else(|_| ProgressStyle::default_bar());
     BARS.add(ProgressBar::new(0).with_style(style).with_prefix(name))
 }
 

@@ -9,8 +9,10 @@ use crate::error::{Error, Result};
 use crate::store::Store;
 
 #[derive(Debug, clap::Args)]
-#[command(after_help = "The pipeline must not run. At its next start the table is copied again, into an empty one.\n\n\
-    Example:\n  tidegate resync warehouse public.orders")]
+#[command(
+    after_help = "The pipeline must not run. At its next start the table is copied again, into an empty one.\n\n\
+    Example:\n  tidegate resync warehouse public.orders"
+)]
 pub(super) struct Args {
     /// Name of the destination
     #[arg(value_name = "DEST")]
@@ -36,10 +38,7 @@ pub(super) async fn resync(args: &Args, path: &Path) -> Result<ExitCode> {
         return Err(unknown(args, &known, loaded.destinations.iter().map(|record| record.name.as_str())));
     };
     store.reset_table(&args.destination, oid).await?;
-    print_text(&format!(
-        "{} of {} is copied again at the next start of `tidegate run`",
-        args.table, args.destination
-    ))?;
+    print_text(&format!("{} of {} is copied again at the next start of `tidegate run`", args.table, args.destination))?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -63,7 +63,10 @@ fn render(report: &StatusReport) -> String {
         Some(pid) => text.push_str(&format!("runs as process {pid}")),
         None => text.push_str("does not run; this is what the state directory says"),
     }
-    text.push_str(&format!("\nslot: {}\n", place(report.slot.confirmed.map(|lsn| lsn.to_string()), report.slot.lag_bytes, report.slot.lag_seconds)));
+    text.push_str(&format!(
+        "\nslot: {}\n",
+        place(report.slot.confirmed.map(|lsn| lsn.to_string()), report.slot.lag_bytes, report.slot.lag_seconds)
+    ));
     let mut destinations = paint::table(&["destination", "plugin", "state", "durable up to", "changes", "delay"]);
     for destination in &report.destinations {
         destinations.add_row(destination_row(destination));
@@ -113,7 +116,9 @@ fn destination_row(destination: &DestinationStatus) -> Vec<Cell> {
         match destination.state {
             DestinationState::Running => paint::good(state),
             DestinationState::Errored => paint::bad(state),
-            DestinationState::Stopped | DestinationState::Starting | DestinationState::Retrying => paint::pending(state),
+            DestinationState::Stopped | DestinationState::Starting | DestinationState::Retrying => {
+                paint::pending(state)
+            }
         },
         Cell::new(place(checkpoint, destination.lag_bytes, destination.lag_seconds)),
         Cell::new(paint::number(destination.changes)),
@@ -148,9 +153,10 @@ fn table_row(destination: &DestinationStatus, table: &TableStatus) -> Vec<Cell> 
 fn errors(report: &StatusReport) -> impl Iterator<Item = (String, &StatusError)> {
     report.destinations.iter().flat_map(|destination| {
         let own = destination.error.iter().map(|error| (destination.name.clone(), error));
-        let of_tables = destination.tables.iter().filter_map(|table| {
-            Some((format!("{} {}", destination.name, table.table), table.error.as_ref()?))
-        });
+        let of_tables = destination
+            .tables
+            .iter()
+            .filter_map(|table| Some((format!("{} {}", destination.name, table.table), table.error.as_ref()?)));
         own.chain(of_tables)
     })
 }
@@ -179,7 +185,14 @@ mod tests {
             });
         });
         let text = render(&board.report());
-        for part in ["pipeline shop", "0/1234, 1.5 MB behind", "public.orders", "errored", "error[destination.column]: no column b", "next: Add it."] {
+        for part in [
+            "pipeline shop",
+            "0/1234, 1.5 MB behind",
+            "public.orders",
+            "errored",
+            "error[destination.column]: no column b",
+            "next: Add it.",
+        ] {
             assert!(text.contains(part), "`{part}` is not in:\n{text}");
         }
         assert!(!text.contains('\x1b'), "colours without a terminal");

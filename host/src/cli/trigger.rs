@@ -22,7 +22,9 @@ pub(super) enum Command {
     #[command(after_help = "Example:\n  tidegate trigger print --role tidegate > trigger.sql")]
     Print(PrintArgs),
     /// Remove everything that `install` made
-    #[command(after_help = "Example:\n  TIDEGATE_ADMIN_URL=postgres://postgres@db.internal/shop tidegate trigger uninstall")]
+    #[command(
+        after_help = "Example:\n  TIDEGATE_ADMIN_URL=postgres://postgres@db.internal/shop tidegate trigger uninstall"
+    )]
     Uninstall(Admin),
 }
 

@@ -77,7 +77,10 @@ mod tests {
 
     #[test]
     fn a_name_in_braces_is_replaced_once_and_its_value_is_not_looked_into() {
-        assert_eq!(fill("postgres://${HOST}:5432/${HOST}", &of_test).unwrap(), "postgres://db.internal:5432/db.internal");
+        assert_eq!(
+            fill("postgres://${HOST}:5432/${HOST}", &of_test).unwrap(),
+            "postgres://db.internal:5432/db.internal"
+        );
         assert_eq!(fill("${NESTED}", &of_test).unwrap(), "${HOST}");
     }
 

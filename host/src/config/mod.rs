@@ -217,24 +217,20 @@ impl Document {
         }
         let state = section.text("state")?.unwrap_or_else(|| "state".to_owned());
         if state.contains("://") {
-            return Err(section.invalid("state", "is a URL, but only a directory can hold the state so far").next(
-                "Name a directory of a local disk, e.g. state = \"state\".",
-            ));
+            return Err(section
+                .invalid("state", "is a URL, but only a directory can hold the state so far")
+                .next("Name a directory of a local disk, e.g. state = \"state\"."));
         }
         let drain = match section.text("drain")? {
             None => DEFAULT_DRAIN,
             Some(text) => parse_duration(&text).filter(|drain| *drain <= LONGEST_DRAIN).ok_or_else(|| {
-                section.invalid("drain", format_args!("is `{text}`, which is not a time of an hour or less"))
+                section
+                    .invalid("drain", format_args!("is `{text}`, which is not a time of an hour or less"))
                     .next("Write a number and a unit: 500ms, 20s or 5m.")
             })?,
         };
         let plugins = section.text("plugins")?.unwrap_or_else(|| "plugins".to_owned());
-        Ok(PipelineConfig {
-            name,
-            state: self.directory.join(state),
-            plugins: self.directory.join(plugins),
-            drain,
-        })
+        Ok(PipelineConfig { name, state: self.directory.join(state), plugins: self.directory.join(plugins), drain })
     }
 
     fn source(&self, top: &Section<'_>, pipeline: &str) -> Result<SourceConfig> {
@@ -261,8 +257,7 @@ impl Document {
     }
 
     fn destination(&self, index: usize, table: &Table) -> Result<DestinationConfig> {
-        const KEYS: [&str; 9] =
-            ["name", "plugin", "mode", "tables", "settings", "grant", "schema", "table", "limits"];
+        const KEYS: [&str; 9] = ["name", "plugin", "mode", "tables", "settings", "grant", "schema", "table", "limits"];
         let nth = format!("[[destination]] number {}", index + 1);
         let name = match table.get("name").and_then(toml::Value::as_str) {
             Some(name) => format!("[[destination]] \"{name}\""),
@@ -297,9 +292,7 @@ impl Document {
     fn grants(&self, destination: &Section<'_>, name: &str) -> Result<Grants> {
         match destination.table("grant")? {
             None => Ok(Grants::default()),
-            Some(table) => {
-                grants::read(&self.file, &self.directory, &format!("[destination.grant] of {name}"), table)
-            }
+            Some(table) => grants::read(&self.file, &self.directory, &format!("[destination.grant] of {name}"), table),
         }
     }
 
@@ -376,10 +369,7 @@ fn checked_name(section: &Section<'_>, key: &str, example: &str) -> Result<Strin
 }
 
 fn invalid_name(section: &Section<'_>, name: &str) -> Error {
-    Error::usage(
-        "config.invalid-name",
-        format!("{}: `{}` cannot be a name", section.place(), name.escape_debug()),
-    )
+    Error::usage("config.invalid-name", format!("{}: `{}` cannot be a name", section.place(), name.escape_debug()))
 }
 
 fn pattern_error(section: &Section<'_>, key: &str, why: &str) -> Error {

@@ -95,7 +95,11 @@ fn a_full_file_says_all_of_it() {
 #[test]
 fn an_unknown_key_is_named_with_its_table_and_the_one_that_was_meant() {
     let error = refused("[destination.limits]\nlinger_sm = 5");
-    assert_refused(&error, "config.unknown-key", &["linger_sm", "[destination.limits]", "warehouse", "Write `linger_ms`"]);
+    assert_refused(
+        &error,
+        "config.unknown-key",
+        &["linger_sm", "[destination.limits]", "warehouse", "Write `linger_ms`"],
+    );
     let error = refused("[destination.grnat]\nnetwork = []");
     assert_refused(&error, "config.unknown-key", &["grnat", "\"warehouse\"", "Write `grant`"]);
     let error = refused("[[destinations]]\nname = 'b'");
@@ -113,7 +117,11 @@ fn what_is_missing_is_named() {
     assert_refused(&parse("").unwrap_err(), "config.missing-key", &["[pipeline]"]);
     assert_refused(&parse("[pipeline]\nname = 'a'").unwrap_err(), "config.missing-key", &["[source]"]);
     assert_refused(&parse(HEAD).unwrap_err(), "config.no-destination", &["[[destination]]"]);
-    assert_refused(&parse(&HEAD.replace("name", "state")).unwrap_err(), "config.missing-key", &["[pipeline]", "`name`"]);
+    assert_refused(
+        &parse(&HEAD.replace("name", "state")).unwrap_err(),
+        "config.missing-key",
+        &["[pipeline]", "`name`"],
+    );
     let error = parse(&format!("{HEAD}[[destination]]\nname = 'a'\nplugin = 'p'")).unwrap_err();
     assert_refused(&error, "config.missing-key", &["\"a\"", "`mode`"]);
 }
@@ -209,7 +217,11 @@ fn the_pipeline_alone_can_be_read_without_the_environment_of_the_rest() {
     std::fs::write(&file, format!("{text}{DESTINATION}")).unwrap();
     let pipeline = Config::load_pipeline(&file).unwrap();
     assert_eq!(pipeline.state, directory.path().join("state"));
-    assert_refused(&Config::load(&file).unwrap_err(), "config.environment", &["TIDEGATE_TEST_SURELY_NOT_SET", "[source]"]);
+    assert_refused(
+        &Config::load(&file).unwrap_err(),
+        "config.environment",
+        &["TIDEGATE_TEST_SURELY_NOT_SET", "[source]"],
+    );
     let missing = Config::load(Path::new("surely-not-there.toml")).unwrap_err();
     assert_refused(&missing, "config.read", &["surely-not-there.toml", "--config"]);
 }

@@ -246,11 +246,7 @@ impl Destination {
 }
 
 fn applying(change: &SchemaChange, step: usize) -> Applying {
-    Applying {
-        from: change.before.snapshot,
-        to: change.after.snapshot,
-        step: u32::try_from(step).unwrap_or(u32::MAX),
-    }
+    Applying { from: change.before.snapshot, to: change.after.snapshot, step: u32::try_from(step).unwrap_or(u32::MAX) }
 }
 
 /// Whether the destination itself says that it has the version after the last step.
@@ -280,7 +276,10 @@ fn same_columns(a: &wire::PhysicalTable, b: &wire::PhysicalTable) -> bool {
 fn lost_versions(applying: &Applying) -> TableError {
     TableError {
         code: "schema.history-lost".to_owned(),
-        message: format!("the versions {} and {} of an interrupted change are not in the history", applying.from, applying.to),
+        message: format!(
+            "the versions {} and {} of an interrupted change are not in the history",
+            applying.from, applying.to
+        ),
         next: Some(RESYNC.to_owned()),
     }
 }

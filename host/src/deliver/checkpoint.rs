@@ -152,11 +152,7 @@ impl CheckpointTask {
         loop {
             let closing = {
                 let pending = self.checkpointer.lock();
-                if !self.is_due(&pending) && !pending.closing {
-                    None
-                } else {
-                    Some(pending.closing)
-                }
+                if !self.is_due(&pending) && !pending.closing { None } else { Some(pending.closing) }
             };
             let Some(closing) = closing else {
                 let idle = tokio::time::sleep(IDLE_EVERY);

@@ -69,7 +69,12 @@ impl Copier {
                 _ = stopping.wait_for(|stopping| *stopping) => return,
             };
             if let Err(error) = wave {
-                tracing::warn!(code = error.code(), next = error.next_step(), tables = wanted.len(), "a copy did not begin; trying again: {error}");
+                tracing::warn!(
+                    code = error.code(),
+                    next = error.next_step(),
+                    tables = wanted.len(),
+                    "a copy did not begin; trying again: {error}"
+                );
             }
             if wanted.values().map(BTreeSet::len).sum::<usize>() < before {
                 backoff.reset();
@@ -97,7 +102,12 @@ impl Copier {
         }
         let wave = Arc::new(snapshot::take(&self.source, &tables, &self.options).await?);
         for (oid, error) in &wave.skipped {
-            tracing::warn!(oid, code = error.code(), next = error.next_step(), "the table is left out of this copy: {error}");
+            tracing::warn!(
+                oid,
+                code = error.code(),
+                next = error.next_step(),
+                "the table is left out of this copy: {error}"
+            );
             if !error.is_transient() {
                 self.fail(wanted, *oid, error);
             }
@@ -178,13 +188,8 @@ impl Copier {
                 self.fail_at(destination, schema.oid, &no_key(&schema));
                 continue;
             }
-            let begin = |done| Copying::Begin {
-                schema: schema.clone(),
-                run: run.clone(),
-                floor: wave.floor,
-                rows_total,
-                done,
-            };
+            let begin =
+                |done| Copying::Begin { schema: schema.clone(), run: run.clone(), floor: wave.floor, rows_total, done };
             if self.ask(destination, begin, &mut again).await? {
                 begun.push(destination);
             }
@@ -273,4 +278,3 @@ fn no_key(schema: &TableSchema) -> Error {
 fn ended(destination: &str) -> Error {
     Error::transient("destination.ended", format!("destination `{destination}` ends"))
 }
-

@@ -120,9 +120,7 @@ impl Destination {
         });
         let Some((wire, floor)) = found else { return Err(CopyEnded::Error(interrupted(oid))) };
         let as_of = Position::of_copy(self.parts.epoch, floor);
-        let finished = self
-            .call(async |instance| instance.finish_copy(&wire, id, to_wire_position(as_of)).await)
-            .await;
+        let finished = self.call(async |instance| instance.finish_copy(&wire, id, to_wire_position(as_of)).await).await;
         self.copy_answer(oid, finished).await?;
         if let Some(table) = self.parts.tables.get_mut(&oid) {
             table.run = None;

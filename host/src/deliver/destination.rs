@@ -46,7 +46,13 @@ pub(super) enum Live {
 /// The rows of a copy. `done` is answered when the plugin has done it.
 pub(super) enum Copying {
     /// A run begins: the table is empty then.
-    Begin { schema: Arc<TableSchema>, run: Arc<str>, floor: Lsn, rows_total: Option<u64>, done: oneshot::Sender<Result<()>> },
+    Begin {
+        schema: Arc<TableSchema>,
+        run: Arc<str>,
+        floor: Lsn,
+        rows_total: Option<u64>,
+        done: oneshot::Sender<Result<()>>,
+    },
     /// Rows of the run.
     Rows { oid: u32, run: Arc<str>, rows: wire::Rows },
     /// All rows of the run were sent.

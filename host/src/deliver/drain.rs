@@ -189,13 +189,8 @@ impl Drain {
 
     async fn ask(&self, reached: Option<(Lsn, u64)>) -> DrainAnswer {
         let (answer, answered) = oneshot::channel();
-        let command = Command::DrainEnd {
-            destination: self.destination,
-            oid: self.oid,
-            floor: self.floor,
-            reached,
-            answer,
-        };
+        let command =
+            Command::DrainEnd { destination: self.destination, oid: self.oid, floor: self.floor, reached, answer };
         match self.parts.commands.send(command) {
             Ok(()) => answered.await.unwrap_or(DrainAnswer::Gone),
             Err(_) => DrainAnswer::Gone,

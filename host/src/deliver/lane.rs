@@ -22,12 +22,8 @@ pub(super) struct Pace {
 }
 
 /// Groups are sent as they come, and settled once a second.
-const DEFAULT_PACE: Pace = Pace {
-    group_bytes: 4 << 20,
-    linger: Duration::ZERO,
-    settle: Duration::from_secs(1),
-    settle_bytes: 32 << 20,
-};
+const DEFAULT_PACE: Pace =
+    Pace { group_bytes: 4 << 20, linger: Duration::ZERO, settle: Duration::from_secs(1), settle_bytes: 32 << 20 };
 
 impl Pace {
     fn of(limits: &[(String, u64)], overrides: &std::collections::BTreeMap<String, u64>) -> Pace {

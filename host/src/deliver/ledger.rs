@@ -238,8 +238,7 @@ fn split(entry: Entry) -> Vec<Entry> {
                 let mut part = Entry::new();
                 part.committed_at = entry.committed_at;
                 part.changes = entry.changes / tables;
-                part.positions =
-                    entry.positions.iter().filter(|(oid, _)| *oid == batch.table_id).copied().collect();
+                part.positions = entry.positions.iter().filter(|(oid, _)| *oid == batch.table_id).copied().collect();
                 part.group.batches.push(batch);
                 parts.push(part);
             }

@@ -155,8 +155,7 @@ impl Running {
         let confirmed = Confirmed::new(records.iter().map(|record| record.checkpoint).collect());
         spool.rewind(confirmed.smallest())?;
         let history: SharedHistory = Arc::new(RwLock::new(History::from_stored(loaded.history)));
-        let versions =
-            Versions::new(history.clone(), store.clone(), source_config.clone(), source.key.clone());
+        let versions = Versions::new(history.clone(), store.clone(), source_config.clone(), source.key.clone());
         let (events, events_in) = mpsc::unbounded_channel::<Event>();
         let (commands, commands_in) = mpsc::unbounded_channel::<Command>();
         let (hurry, hurry_in) = watch::channel(false);
@@ -254,7 +253,11 @@ impl Running {
                 return Err(error);
             }
             let pause = backoff.pause(None);
-            tracing::warn!(code = error.code(), next = error.next_step(), "the stream ended; connecting again in {pause:.1?}: {error}");
+            tracing::warn!(
+                code = error.code(),
+                next = error.next_step(),
+                "the stream ended; connecting again in {pause:.1?}: {error}"
+            );
             tokio::select! {
                 () = tokio::time::sleep(pause) => {}
                 _ = self.shutdown.wait_for(|stop| *stop) => {}
@@ -378,7 +381,10 @@ impl Shared {
                 let _ = done.send(());
             })
             .map_err(|error| {
-                Error::transient("destination.thread", format!("destination `{name}`: no thread could be started: {error}"))
+                Error::transient(
+                    "destination.thread",
+                    format!("destination `{name}`: no thread could be started: {error}"),
+                )
             })?;
         let ended = tokio::spawn(async move {
             if thread.await.is_ok() {

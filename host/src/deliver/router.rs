@@ -38,7 +38,13 @@ const REPORT_EVERY: Duration = Duration::from_millis(200);
 pub(super) enum Command {
     /// The drain has sent everything of the spool up to `reached`: may the table
     /// follow the stream?
-    DrainEnd { destination: usize, oid: u32, floor: Lsn, reached: Option<(Lsn, u64)>, answer: oneshot::Sender<DrainAnswer> },
+    DrainEnd {
+        destination: usize,
+        oid: u32,
+        floor: Lsn,
+        reached: Option<(Lsn, u64)>,
+        answer: oneshot::Sender<DrainAnswer>,
+    },
 }
 
 /// What the router says to a drain.
@@ -251,11 +257,8 @@ impl Router {
                 Ok(())
             }
             Message::Begin(begin) => {
-                self.open = Some(Transaction {
-                    commit: begin.final_lsn,
-                    committed_at: begin.committed_at,
-                    xid: begin.xid,
-                });
+                self.open =
+                    Some(Transaction { commit: begin.final_lsn, committed_at: begin.committed_at, xid: begin.xid });
                 Ok(())
             }
             Message::Commit(commit) => self.commit(commit.commit, commit.end).await,
@@ -460,12 +463,8 @@ impl Router {
     /// A destination that does not keep up: from here on its changes go to the spool,
     /// and the others do not wait (P9).
     async fn divert_destination(&mut self, destination: usize) -> Result<()> {
-        let oids: Vec<u32> = self
-            .tables
-            .iter()
-            .filter(|(_, routed)| routed.live.contains(&destination))
-            .map(|(oid, _)| *oid)
-            .collect();
+        let oids: Vec<u32> =
+            self.tables.iter().filter(|(_, routed)| routed.live.contains(&destination)).map(|(oid, _)| *oid).collect();
         tracing::warn!(destination = %self.parts.outlets[destination].name, tables = oids.len(), "the destination does not keep up; its changes are spooled");
         for oid in oids {
             self.divert(oid, destination).await?;
@@ -497,10 +496,7 @@ impl Router {
         routed.spooled.push(destination);
         let cursor = routed.fed;
         let outlet = &self.parts.outlets[destination];
-        outlet
-            .live
-            .send_now(Live::State { oid, state: TableState::CatchUp })
-            .map_err(|_| ended(&outlet.name))?;
+        outlet.live.send_now(Live::State { oid, state: TableState::CatchUp }).map_err(|_| ended(&outlet.name))?;
         // The server does not say again how the rows behind are encoded.
         if first && let Some(relation) = self.relations.get(&oid).cloned() {
             let head = self.relation_head(oid);
@@ -598,9 +594,7 @@ impl Router {
 fn to_live(fed: &Fed) -> (Live, usize) {
     match fed {
         Fed::Batch(batch) => (Live::Batch(batch.clone()), batch.bytes),
-        Fed::Truncate { schema, truncation } => {
-            (Live::Truncate { schema: schema.clone(), truncation: *truncation }, 0)
-        }
+        Fed::Truncate { schema, truncation } => (Live::Truncate { schema: schema.clone(), truncation: *truncation }, 0),
         Fed::Schema(schema) => (Live::Schema(schema.clone()), 0),
     }
 }

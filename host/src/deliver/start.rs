@@ -25,9 +25,9 @@ pub async fn load_plugins(config: &Config) -> Result<Vec<Arc<Plugin>>> {
     let engine = PluginEngine::new(EngineOptions::default())?;
     let mut plugins = Vec::new();
     for destination in &config.destinations {
-        let plugin = load_plugin(config, destination, &engine).await.map_err(|error| {
-            error.context(format_args!("destination `{}`", destination.name)).exit(Exit::Usage)
-        })?;
+        let plugin = load_plugin(config, destination, &engine)
+            .await
+            .map_err(|error| error.context(format_args!("destination `{}`", destination.name)).exit(Exit::Usage))?;
         plugins.push(plugin);
     }
     Ok(plugins)
@@ -46,8 +46,11 @@ pub fn check_plugin(destination: &DestinationConfig, plugin: &Plugin) -> Result<
     SettingsSchema::new(&plugin.name, &manifest.settings_schema)?.check("its settings", &destination.settings)?;
     let mode = destination.mode.as_str();
     if !manifest.capabilities.iter().any(|known| known == mode) {
-        return Err(Error::usage("plugin.mode", format!("plugin `{}` does not support `mode = \"{mode}\"`", plugin.name))
-            .next("Choose the other mode, or another plugin."));
+        return Err(Error::usage(
+            "plugin.mode",
+            format!("plugin `{}` does not support `mode = \"{mode}\"`", plugin.name),
+        )
+        .next("Choose the other mode, or another plugin."));
     }
     if let Some(missing) = destination.grants.files.iter().find(|grant| !grant.path.is_dir()) {
         return Err(Error::usage(
@@ -76,8 +79,11 @@ pub fn check_plugin(destination: &DestinationConfig, plugin: &Plugin) -> Result<
 fn check_secrets(destination: &DestinationConfig) -> Result<()> {
     for (name, secret) in &destination.grants.secrets {
         secret.source.read().map_err(|why| {
-            Error::usage("config.secret", format!("there is nothing behind the secret `{name}` of [destination.grant]: {why}"))
-                .next("Put the secret there, or name where it is: env:NAME or file:PATH.")
+            Error::usage(
+                "config.secret",
+                format!("there is nothing behind the secret `{name}` of [destination.grant]: {why}"),
+            )
+            .next("Put the secret there, or name where it is: env:NAME or file:PATH.")
         })?;
     }
     Ok(())
@@ -139,8 +145,11 @@ pub fn check_tables(destination: &DestinationConfig, plugin: &Plugin, source: &S
         .filter(|schema| destination.tables.matches(&schema.name))
         .collect();
     if taken.is_empty() {
-        return Err(Error::no("table.none", format!("destination `{}` takes none of the published tables", destination.name))
-            .next("Add tables to the publication, or mend `tables` of the destination."));
+        return Err(Error::no(
+            "table.none",
+            format!("destination `{}` takes none of the published tables", destination.name),
+        )
+        .next("Add tables to the publication, or mend `tables` of the destination."));
     }
     check_targets(destination, &taken)?;
     if destination.mode != Mode::Merge {
@@ -159,7 +168,10 @@ pub fn check_tables(destination: &DestinationConfig, plugin: &Plugin, source: &S
         if !partial.is_empty() {
             return Err(Error::no(
                 "table.partial-rows",
-                format!("destination `{}`: plugin `{}` needs whole rows, which {partial} does not send", destination.name, plugin.name),
+                format!(
+                    "destination `{}`: plugin `{}` needs whole rows, which {partial} does not send",
+                    destination.name, plugin.name
+                ),
             )
             .next("Run ALTER TABLE … REPLICA IDENTITY FULL for each, or use `mode = \"changes\"`."));
         }
@@ -192,7 +204,12 @@ fn names<'a>(schemas: impl Iterator<Item = &'a &'a TableSchema>) -> String {
 }
 
 /// Makes sure that the slot is there and is the one the state knows (P8).
-pub(super) async fn ensure_slot(config: &Config, store: &Store, loaded: &Loaded, facts: &SourceFacts) -> Result<SourceRecord> {
+pub(super) async fn ensure_slot(
+    config: &Config,
+    store: &Store,
+    loaded: &Loaded,
+    facts: &SourceFacts,
+) -> Result<SourceRecord> {
     let mut connection = ReplicationConnection::connect(&config.source).await?;
     let system = connection.identify_system().await?;
     let mut record = SourceRecord {
@@ -275,8 +292,11 @@ fn check_slot(config: &Config, loaded: &Loaded, facts: &SourceFacts) -> Result<(
     let slot = &config.source.slot;
     let again = "Changes may be lost. Begin with a new state directory, which copies everything again.";
     let Some(found) = &facts.slot else {
-        return Err(Error::no("slot.missing", format!("the replication slot `{slot}` is gone, and with it the log behind the checkpoints"))
-            .next(again));
+        return Err(Error::no(
+            "slot.missing",
+            format!("the replication slot `{slot}` is gone, and with it the log behind the checkpoints"),
+        )
+        .next(again));
     };
     let known: Vec<Lsn> = config
         .destinations
@@ -287,7 +307,10 @@ fn check_slot(config: &Config, loaded: &Loaded, facts: &SourceFacts) -> Result<(
     match known.iter().min() {
         Some(smallest) if found.confirmed > *smallest => Err(Error::no(
             "slot.ahead",
-            format!("the replication slot `{slot}` was confirmed up to {}, beyond the checkpoint {smallest}", found.confirmed),
+            format!(
+                "the replication slot `{slot}` was confirmed up to {}, beyond the checkpoint {smallest}",
+                found.confirmed
+            ),
         )
         .next(again)),
         _ => Ok(()),

@@ -83,8 +83,7 @@ impl Versions {
     pub async fn resolve(&self, relation: &Relation, commit: Lsn, row: Lsn) -> Result<()> {
         let session = connect(&self.source).await?;
         let snapshot = SnapshotId { commit, message: row };
-        let found =
-            table_schema(&*session, relation.oid, &self.source.publication, snapshot, Origin::Catalog).await?;
+        let found = table_schema(&*session, relation.oid, &self.source.publication, snapshot, Origin::Catalog).await?;
         let schema = found.filter(|schema| looks_like(schema, relation)).ok_or_else(|| ambiguous(relation, commit))?;
         self.append(schema).await?;
         Ok(())

@@ -60,9 +60,14 @@ fn of_v4(address: Ipv4Addr) -> Range {
         (127, ..) => Range::Loopback,
         (10, ..) | (172, 16..=31, _) | (192, 168, _) | (100, 64..=127, _) => Range::Private,
         (169, 254, _) => Range::LinkLocal,
-        (0, ..) | (192, 0, 0) | (192, 0, 2) | (198, 18..=19, _) | (198, 51, 100) | (203, 0, 113) | (192, 88, 99) | (224.., ..) => {
-            Range::Special
-        }
+        (0, ..)
+        | (192, 0, 0)
+        | (192, 0, 2)
+        | (198, 18..=19, _)
+        | (198, 51, 100)
+        | (203, 0, 113)
+        | (192, 88, 99)
+        | (224.., ..) => Range::Special,
         _ => Range::Public,
     }
 }
@@ -77,14 +82,20 @@ fn of_v6(address: Ipv6Addr) -> Range {
         [0, 0, 0, 0, 0, 0, 0, 1] => Range::Loopback,
         [0, 0, 0, 0, 0, 0, 0, 0] => Range::Special,
         // Mapped, translated (RFC 2765), and the old compatible form.
-        [0, 0, 0, 0, 0, 0xffff, high, low] | [0, 0, 0, 0, 0xffff, 0, high, low] | [0, 0, 0, 0, 0, 0, high, low] => embedded(high, low),
+        [0, 0, 0, 0, 0, 0xffff, high, low] | [0, 0, 0, 0, 0xffff, 0, high, low] | [0, 0, 0, 0, 0, 0, high, low] => {
+            embedded(high, low)
+        }
         // NAT64 (RFC 6052); the locally assigned prefix (RFC 8215) is somebody's own.
         [0x64, 0xff9b, 0, 0, 0, 0, high, low] => embedded(high, low),
         [0x64, 0xff9b, 1, ..] => Range::Private,
         // 6to4 (RFC 3056), with the network's IPv4 address behind the prefix.
         [0x2002, high, low, ..] => embedded(high, low),
         // Teredo, benchmarks, ORCHID, documentation.
-        [0x2001, 0, ..] | [0x2001, 2, 0, ..] | [0x2001, 0x10..=0x2f, ..] | [0x2001, 0xdb8, ..] | [0x3fff, 0..=0xfff, ..] => Range::Special,
+        [0x2001, 0, ..]
+        | [0x2001, 2, 0, ..]
+        | [0x2001, 0x10..=0x2f, ..]
+        | [0x2001, 0xdb8, ..]
+        | [0x3fff, 0..=0xfff, ..] => Range::Special,
         // ISATAP (RFC 5214): an IPv4 address as the interface.
         [_, _, _, _, 0 | 0x200, 0x5efe, high, low] if embedded(high, low) != Range::Public => embedded(high, low),
         [0xfc00..=0xfdff, ..] | [0xfec0..=0xfeff, ..] => Range::Private,

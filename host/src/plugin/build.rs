@@ -167,7 +167,10 @@ pub fn build_all<P: AsRef<Path>>(crate_dirs: &[P], out_dir: &Path, options: &Bui
         .iter()
         .map(|guest| {
             let artifact = built.get(&guest.manifest).ok_or_else(|| {
-                Error::permanent("plugin.build", format!("{}: cargo built no {}.wasm", guest.manifest.display(), guest.library))
+                Error::permanent(
+                    "plugin.build",
+                    format!("{}: cargo built no {}.wasm", guest.manifest.display(), guest.library),
+                )
             })?;
             let file = out_dir.join(format!("{}.wasm", guest.library));
             install(artifact, &file)?;
@@ -202,7 +205,8 @@ impl Guest {
         if !output.status.success() {
             return Err(not_a_crate(String::from_utf8_lossy(&output.stderr).trim().to_owned()));
         }
-        let metadata: Value = serde_json::from_slice(&output.stdout).map_err(|e| not_a_crate(format!("cargo metadata: {e}")))?;
+        let metadata: Value =
+            serde_json::from_slice(&output.stdout).map_err(|e| not_a_crate(format!("cargo metadata: {e}")))?;
         let package = metadata["packages"]
             .as_array()
             .into_iter()
@@ -271,8 +275,11 @@ fn run_cargo(
         return Ok(());
     }
     let names: Vec<_> = guests.iter().map(|g| g.package.as_str()).collect();
-    Err(Error::permanent("plugin.build", format!("cargo cannot build {} in {} ({status})", names.join(", "), workspace.display()))
-        .next("Read what cargo printed above."))
+    Err(Error::permanent(
+        "plugin.build",
+        format!("cargo cannot build {} in {} ({status})", names.join(", "), workspace.display()),
+    )
+    .next("Read what cargo printed above."))
 }
 
 /// The manifest and the `.wasm` of a `compiler-artifact` message for a `cdylib`.
@@ -303,12 +310,10 @@ fn forget_namesake(target_dir: &Path, guest: &Guest) -> Result<()> {
 /// Copies by temporary file and rename: who watches the directory sees it whole.
 fn install(from: &Path, to: &Path) -> Result<()> {
     let temporary = to.with_extension(format!("wasm.{}.tmp", std::process::id()));
-    fs::copy(from, &temporary)
-        .and_then(|_| fs::rename(&temporary, to))
-        .map_err(|e| {
-            let _ = fs::remove_file(&temporary);
-            io_error(to, "cannot be written", &e)
-        })
+    fs::copy(from, &temporary).and_then(|_| fs::rename(&temporary, to)).map_err(|e| {
+        let _ = fs::remove_file(&temporary);
+        io_error(to, "cannot be written", &e)
+    })
 }
 
 fn lock(target_dir: &Path) -> Result<File> {
@@ -328,9 +333,8 @@ fn target_installed() -> bool {
     let Some(libraries) = output_of("rustc", &["--print", "target-libdir", "--target", TARGET]) else {
         return false;
     };
-    fs::read_dir(libraries).is_ok_and(|entries| {
-        entries.flatten().any(|e| e.file_name().as_encoded_bytes().starts_with(b"libstd-"))
-    })
+    fs::read_dir(libraries)
+        .is_ok_and(|entries| entries.flatten().any(|e| e.file_name().as_encoded_bytes().starts_with(b"libstd-")))
 }
 
 fn add_target() -> bool {
@@ -358,13 +362,19 @@ fn add_target() -> bool {
 
 /// The directory of the linkers when all of Debian's way is there, else what is missing.
 fn find_debian() -> Result<PathBuf, String> {
-    for needed in ["/usr/bin/rustc", "/usr/bin/cargo", "/usr/lib/wasm32-wasi/libc.a", "/usr/lib/rustlib/src/rust/library/std/Cargo.toml"] {
+    for needed in [
+        "/usr/bin/rustc",
+        "/usr/bin/cargo",
+        "/usr/lib/wasm32-wasi/libc.a",
+        "/usr/lib/rustlib/src/rust/library/std/Cargo.toml",
+    ] {
         // `/usr/lib/rustlib/src/rust` is a link, whose end another package holds.
         if !Path::new(needed).exists() {
             return Err(needed.to_owned());
         }
     }
-    let missing = || format!("rust-lld and wasm-component-ld of a rustup toolchain (component rustc, {TARGET}'s linker)");
+    let missing =
+        || format!("rust-lld and wasm-component-ld of a rustup toolchain (component rustc, {TARGET}'s linker)");
     let sysroot = output_of("rustc", &["--print", "sysroot"]).ok_or_else(missing)?;
     let version = output_of("rustc", &["-vV"]).ok_or_else(missing)?;
     let host = version.lines().find_map(|line| line.strip_prefix("host: ")).ok_or_else(missing)?;
@@ -402,8 +412,16 @@ fn is_of_another_build(name: &OsString) -> bool {
     ];
     let name = name.to_string_lossy();
     match name.as_ref() {
-        "CARGO" | "RUSTC" | "RUSTFLAGS" | "RUSTDOCFLAGS" | "RUSTC_BOOTSTRAP" | "RUSTC_WORKSPACE_WRAPPER" | "TARGET" | "HOST"
-        | "OUT_DIR" | "LD_LIBRARY_PATH" => true,
+        "CARGO"
+        | "RUSTC"
+        | "RUSTFLAGS"
+        | "RUSTDOCFLAGS"
+        | "RUSTC_BOOTSTRAP"
+        | "RUSTC_WORKSPACE_WRAPPER"
+        | "TARGET"
+        | "HOST"
+        | "OUT_DIR"
+        | "LD_LIBRARY_PATH" => true,
         name => name.starts_with("CARGO_") && !STAY.iter().any(|stay| name.starts_with(stay)),
     }
 }
@@ -462,10 +480,14 @@ mod tests {
 
     #[test]
     fn variables_of_the_callers_build_do_not_reach_the_guests() {
-        for name in ["CARGO_TARGET_DIR", "CARGO_BUILD_TARGET_DIR", "RUSTFLAGS", "CARGO_ENCODED_RUSTFLAGS", "CARGO_MANIFEST_DIR"] {
+        for name in
+            ["CARGO_TARGET_DIR", "CARGO_BUILD_TARGET_DIR", "RUSTFLAGS", "CARGO_ENCODED_RUSTFLAGS", "CARGO_MANIFEST_DIR"]
+        {
             assert!(is_of_another_build(&name.into()), "{name}");
         }
-        for name in ["CARGO_HOME", "CARGO_NET_OFFLINE", "RUSTUP_TOOLCHAIN", "PATH", "CARGO_REGISTRIES_CRATES_IO_PROTOCOL"] {
+        for name in
+            ["CARGO_HOME", "CARGO_NET_OFFLINE", "RUSTUP_TOOLCHAIN", "PATH", "CARGO_REGISTRIES_CRATES_IO_PROTOCOL"]
+        {
             assert!(!is_of_another_build(&name.into()), "{name}");
         }
     }

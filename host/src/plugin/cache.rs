@@ -39,8 +39,11 @@ impl Cache {
     /// `plugin.cache` where it cannot be made, or others could write to it.
     pub(crate) fn open(directory: &Path) -> Result<Cache> {
         let bad = |why: String| {
-            Error::usage("plugin.cache", format!("the cache of compiled plugins {} cannot be used: {why}", directory.display()))
-                .next("Make it a directory that belongs to the user who runs tidegate, with mode 0700, or remove it.")
+            Error::usage(
+                "plugin.cache",
+                format!("the cache of compiled plugins {} cannot be used: {why}", directory.display()),
+            )
+            .next("Make it a directory that belongs to the user who runs tidegate, with mode 0700, or remove it.")
         };
         if let Some(parent) = directory.parent() {
             fs::create_dir_all(parent).map_err(|e| bad(e.to_string()))?;
@@ -102,7 +105,8 @@ impl Cache {
 
     fn prune(&self) {
         let Ok(entries) = fs::read_dir(&self.0) else { return };
-        let mut files: Vec<_> = entries.flatten().filter_map(|e| Some((e.metadata().ok()?.modified().ok()?, e.path()))).collect();
+        let mut files: Vec<_> =
+            entries.flatten().filter_map(|e| Some((e.metadata().ok()?.modified().ok()?, e.path()))).collect();
         files.sort();
         let excess = files.len().saturating_sub(MOST_FILES);
         for (_, path) in files.drain(..excess) {
@@ -144,15 +148,51 @@ struct Stored {
 
 impl From<&Manifest> for Stored {
     fn from(manifest: &Manifest) -> Stored {
-        let Manifest { name, version, description, settings_schema, table_settings_schema, capabilities, permissions, details } = manifest.clone();
-        Stored { name, version, description, settings_schema, table_settings_schema, capabilities, permissions, details }
+        let Manifest {
+            name,
+            version,
+            description,
+            settings_schema,
+            table_settings_schema,
+            capabilities,
+            permissions,
+            details,
+        } = manifest.clone();
+        Stored {
+            name,
+            version,
+            description,
+            settings_schema,
+            table_settings_schema,
+            capabilities,
+            permissions,
+            details,
+        }
     }
 }
 
 impl From<Stored> for Manifest {
     fn from(stored: Stored) -> Manifest {
-        let Stored { name, version, description, settings_schema, table_settings_schema, capabilities, permissions, details } = stored;
-        Manifest { name, version, description, settings_schema, table_settings_schema, capabilities, permissions, details }
+        let Stored {
+            name,
+            version,
+            description,
+            settings_schema,
+            table_settings_schema,
+            capabilities,
+            permissions,
+            details,
+        } = stored;
+        Manifest {
+            name,
+            version,
+            description,
+            settings_schema,
+            table_settings_schema,
+            capabilities,
+            permissions,
+            details,
+        }
     }
 }
 

@@ -24,14 +24,24 @@ pub(crate) fn check(file: &Path, bytes: &[u8]) -> Result<()> {
     let versions: Vec<&str> = exports.iter().filter_map(|export| version_of(export, EXPORT)).collect();
     if versions.is_empty() {
         let there = if exports.is_empty() { "nothing".to_owned() } else { list(&exports) };
-        return Err(Error::no("plugin.missing-export", format!("{name} is a component of another world: it exports {there}, not {EXPORT}"))
-            .next("Build it against the world `destination` of Tidegate's wit/ (in Rust: tidegate_sdk::export!)."));
+        return Err(Error::no(
+            "plugin.missing-export",
+            format!("{name} is a component of another world: it exports {there}, not {EXPORT}"),
+        )
+        .next("Build it against the world `destination` of Tidegate's wit/ (in Rust: tidegate_sdk::export!)."));
     }
-    let spoken = imports.iter().filter(|import| import.starts_with(PACKAGE)).filter_map(|import| Some(import.split_once('@')?.1));
+    let spoken = imports
+        .iter()
+        .filter(|import| import.starts_with(PACKAGE))
+        .filter_map(|import| Some(import.split_once('@')?.1));
     if let Some(unknown) = versions.iter().copied().chain(spoken).find(|version| !VERSIONS.contains(version)) {
         return Err(Error::no(
             "plugin.version",
-            format!("{name} was built for version {} of the plugin contract; this host speaks {}", clean(unknown, 40), VERSIONS.join(", ")),
+            format!(
+                "{name} was built for version {} of the plugin contract; this host speaks {}",
+                clean(unknown, 40),
+                VERSIONS.join(", ")
+            ),
         )
         .next("Build the plugin with the SDK of this host's version, or install a host that speaks the plugin's."));
     }
@@ -75,7 +85,8 @@ fn outside(file: &Path, bytes: &[u8]) -> Result<(Vec<String>, Vec<String>)> {
         return Err(not_a_component("it does not begin like WebAssembly at all"));
     }
     let damaged = |why: &str| {
-        Error::no("plugin.damaged", format!("{} is damaged or cut short: {}", file.display(), clean(why, 200))).next("Copy or build it again.")
+        Error::no("plugin.damaged", format!("{} is damaged or cut short: {}", file.display(), clean(why, 200)))
+            .next("Copy or build it again.")
     };
     let (mut imports, mut exports) = (Vec::new(), Vec::new());
     let mut depth = 0_u32;

@@ -15,13 +15,18 @@ impl Directory {
     /// `plugin.directory` where it cannot be read.
     pub fn list(directory: &Path) -> Result<Vec<(String, PathBuf)>> {
         let unreadable = |e: std::io::Error| {
-            Error::usage("plugin.directory", format!("the plugins directory {} cannot be read: {e}", directory.display()))
-                .next("Create it and put plugins into it (`tidegate plugin build`), or correct `pipeline.plugins`.")
+            Error::usage(
+                "plugin.directory",
+                format!("the plugins directory {} cannot be read: {e}", directory.display()),
+            )
+            .next("Create it and put plugins into it (`tidegate plugin build`), or correct `pipeline.plugins`.")
         };
         let mut found = Vec::new();
         for entry in std::fs::read_dir(directory).map_err(unreadable)? {
             let path = entry.map_err(unreadable)?.path();
-            let Some(name) = path.file_name().and_then(|name| name.to_str()).and_then(|name| name.strip_suffix(".wasm")) else {
+            let Some(name) =
+                path.file_name().and_then(|name| name.to_str()).and_then(|name| name.strip_suffix(".wasm"))
+            else {
                 continue;
             };
             if !name.is_empty() && !name.starts_with('.') && path.is_file() {
@@ -43,8 +48,19 @@ impl Directory {
         }
         let names: Vec<_> = found.iter().map(|(name, _)| name.as_str()).collect();
         let there = if names.is_empty() { "no plugin".to_owned() } else { names.join(", ") };
-        Err(Error::usage("plugin.missing", format!("there is no plugin `{}` in {}: it holds {there}", super::text::clean(name, 100), directory.display()))
-            .next(format!("Put {}.wasm there (`tidegate plugin build DIR --out {}`), or correct `plugin`.", super::text::clean(name, 100), directory.display())))
+        Err(Error::usage(
+            "plugin.missing",
+            format!(
+                "there is no plugin `{}` in {}: it holds {there}",
+                super::text::clean(name, 100),
+                directory.display()
+            ),
+        )
+        .next(format!(
+            "Put {}.wasm there (`tidegate plugin build DIR --out {}`), or correct `plugin`.",
+            super::text::clean(name, 100),
+            directory.display()
+        )))
     }
 }
 

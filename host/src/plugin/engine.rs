@@ -39,7 +39,12 @@ pub struct EngineOptions {
 impl EngineOptions {
     /// Defaults, with compiled code in `cache`.
     pub fn new(cache: impl Into<PathBuf>) -> EngineOptions {
-        EngineOptions { cache: cache.into(), component_bytes: 256 << 20, stack_bytes: 1 << 20, tick: Duration::from_millis(10) }
+        EngineOptions {
+            cache: cache.into(),
+            component_bytes: 256 << 20,
+            stack_bytes: 1 << 20,
+            tick: Duration::from_millis(10),
+        }
     }
 }
 
@@ -103,7 +108,8 @@ impl PluginEngine {
     /// # Errors
     /// `plugin.cache`; `plugin.engine` where this machine cannot run compiled code.
     pub fn new(options: EngineOptions) -> Result<PluginEngine> {
-        let failed = |e: wasmtime::Error| Error::permanent("plugin.engine", format!("the plugin engine cannot start: {e:#}"));
+        let failed =
+            |e: wasmtime::Error| Error::permanent("plugin.engine", format!("the plugin engine cannot start: {e:#}"));
         let cache = Cache::open(&options.cache)?;
         let engine = Engine::new(&config(&options)).map_err(failed)?;
         let mut linker = Linker::new(&engine);
@@ -140,12 +146,22 @@ impl PluginEngine {
             Loaded::New(prepared) => prepared,
         };
         let pre = self.0.linker.instantiate_pre(&component).and_then(v0_1::DestinationPre::new).map_err(|e| {
-            Error::no("plugin.incompatible", format!("{} does not fit the plugin contract: {}", file.display(), text::clean(&format!("{e:#}"), 500)))
-                .next("Build the plugin with the SDK of this host's version.")
+            Error::no(
+                "plugin.incompatible",
+                format!("{} does not fit the plugin contract: {}", file.display(), text::clean(&format!("{e:#}"), 500)),
+            )
+            .next("Build the plugin with the SDK of this host's version.")
         })?;
         let is_cached = manifest.is_some();
         let name = file.file_stem().map_or_else(String::new, |stem| stem.to_string_lossy().into_owned());
-        let mut plugin = Plugin { name, file: file.to_owned(), sha256, manifest: manifest.unwrap_or_else(not_asked_yet), engine: self.0.engine.clone(), pre };
+        let mut plugin = Plugin {
+            name,
+            file: file.to_owned(),
+            sha256,
+            manifest: manifest.unwrap_or_else(not_asked_yet),
+            engine: self.0.engine.clone(),
+            pre,
+        };
         if !is_cached {
             plugin = describe(plugin).await?;
             let this = self.clone();
@@ -174,7 +190,13 @@ impl PluginEngine {
     fn prepare(&self, file: &Path) -> Result<Loaded> {
         let bytes = read(file, self.0.options.component_bytes)?;
         let sha256 = hex(&Sha256::digest(&bytes));
-        let known = self.0.loaded.lock().unwrap_or_else(PoisonError::into_inner).get(&(file.to_owned(), sha256.clone())).and_then(Weak::upgrade);
+        let known = self
+            .0
+            .loaded
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .get(&(file.to_owned(), sha256.clone()))
+            .and_then(Weak::upgrade);
         if let Some(plugin) = known {
             return Ok(Loaded::Known(plugin));
         }
@@ -189,14 +211,19 @@ impl PluginEngine {
                     self.0.cached.fetch_add(1, Ordering::Relaxed);
                     return Ok(Loaded::New(Prepared { sha256, key, component, manifest: Some(manifest) }));
                 }
-                Err(error) => tracing::warn!(file = %file.display(), %error, "the cached code does not fit this engine and will be made again"),
+                Err(error) => {
+                    tracing::warn!(file = %file.display(), %error, "the cached code does not fit this engine and will be made again")
+                }
             }
         }
         tracing::info!(file = %file.display(), bytes = bytes.len(), "compiling plugin");
         let start = Instant::now();
         let component = Component::from_binary(&self.0.engine, &bytes).map_err(|e| {
-            Error::no("plugin.damaged", format!("{} cannot be compiled: {}", file.display(), text::clean(&format!("{e:#}"), 500)))
-                .next("Copy or build it again.")
+            Error::no(
+                "plugin.damaged",
+                format!("{} cannot be compiled: {}", file.display(), text::clean(&format!("{e:#}"), 500)),
+            )
+            .next("Copy or build it again.")
         })?;
         self.0.compiled.fetch_add(1, Ordering::Relaxed);
         tracing::info!(file = %file.display(), seconds = start.elapsed().as_secs_f64(), "compiled plugin");
@@ -228,7 +255,8 @@ struct Prepared {
 async fn describe(plugin: Plugin) -> Result<Plugin> {
     let plugin = Arc::new(plugin);
     let failed = |e: super::CallError| {
-        Error::no("plugin.describe", format!("{} cannot say what it is: {e}", plugin.file.display())).next("Report it to the plugin's author.")
+        Error::no("plugin.describe", format!("{} cannot say what it is: {e}", plugin.file.display()))
+            .next("Report it to the plugin's author.")
     };
     let options = InstanceOptions::new("", Arc::new(Grants::default()), Arc::new(MemoryState::default()));
     let mut instance = plugin.instantiate(&options).await.map_err(failed)?;
@@ -292,7 +320,8 @@ fn start_ticker(engine: &Engine, tick: Duration) -> Result<()> {
 
 fn read(file: &Path, most: u64) -> Result<Vec<u8>> {
     let unreadable = |e: std::io::Error| {
-        Error::usage("plugin.file", format!("the plugin {} cannot be read: {e}", file.display())).next("Name a .wasm file that exists.")
+        Error::usage("plugin.file", format!("the plugin {} cannot be read: {e}", file.display()))
+            .next("Name a .wasm file that exists.")
     };
     let mut bytes = Vec::new();
     std::fs::File::open(file).and_then(|f| f.take(most + 1).read_to_end(&mut bytes)).map_err(unreadable)?;

@@ -82,7 +82,12 @@ const COUNTER_NAME_BYTES: usize = 100;
 impl model::Host for State {}
 
 impl host::Host for State {
-    async fn emit(&mut self, level: host::Level, message: String, fields: Vec<(String, String)>) -> wasmtime::Result<()> {
+    async fn emit(
+        &mut self,
+        level: host::Level,
+        message: String,
+        fields: Vec<(String, String)>,
+    ) -> wasmtime::Result<()> {
         let level = match level {
             host::Level::Trace => Level::Trace,
             host::Level::Debug => Level::Debug,
@@ -124,14 +129,22 @@ impl host::Host for State {
         Ok(value)
     }
 
-    async fn sign(&mut self, secret: String, algorithm: String, data: Vec<u8>) -> wasmtime::Result<Result<Vec<u8>, String>> {
+    async fn sign(
+        &mut self,
+        secret: String,
+        algorithm: String,
+        data: Vec<u8>,
+    ) -> wasmtime::Result<Result<Vec<u8>, String>> {
         let Some(grant) = self.grants.secrets.get(&secret) else {
             let secret = clean(&secret, 100);
             self.log.refusal("sign", &secret, "it is not granted");
             return Ok(Err(format!("the secret `{secret}` is not granted")));
         };
         if algorithm != "hmac-sha256" {
-            return Ok(Err(format!("the algorithm `{}` is not supported yet; this host signs with hmac-sha256", clean(&algorithm, 100))));
+            return Ok(Err(format!(
+                "the algorithm `{}` is not supported yet; this host signs with hmac-sha256",
+                clean(&algorithm, 100)
+            )));
         }
         Ok(grant.source.read().and_then(|key| {
             // HMAC takes keys of any length (RFC 2104).

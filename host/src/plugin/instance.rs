@@ -45,7 +45,14 @@ pub struct InstanceOptions {
 impl InstanceOptions {
     /// Lane 0, default limits, counters of its own.
     pub fn new(destination: impl Into<String>, grants: Arc<Grants>, state: Arc<dyn PluginState>) -> InstanceOptions {
-        InstanceOptions { destination: destination.into(), lane: 0, grants, limits: Limits::default(), state, counters: Arc::default() }
+        InstanceOptions {
+            destination: destination.into(),
+            lane: 0,
+            grants,
+            limits: Limits::default(),
+            state,
+            counters: Arc::default(),
+        }
     }
 }
 
@@ -94,7 +101,9 @@ impl CallError {
     pub fn into_error(self, who: &str) -> Error {
         let message = format!("{who}: {self}");
         match self {
-            CallError::Failure(failure) if failure.class == wire::FailureClass::Transient => Error::transient(failure.code, message),
+            CallError::Failure(failure) if failure.class == wire::FailureClass::Transient => {
+                Error::transient(failure.code, message)
+            }
             CallError::Failure(failure) => Error::permanent(failure.code, message),
             CallError::Trap { .. } => Error::transient("plugin.trap", message),
             CallError::Timeout { .. } => Error::transient("plugin.timeout", message),
@@ -384,7 +393,9 @@ impl Instance {
     pub async fn attach_tables(&mut self, tables: &[wire::Table]) -> Called<Vec<Option<wire::Position>>> {
         let positions = call!(self, "attach-tables", call_attach_tables(tables))?.map_err(CallError::Failure)?;
         if positions.len() != tables.len() {
-            return Err(self.liar("attach-tables", format!("{} positions for {} tables", positions.len(), tables.len())));
+            return Err(
+                self.liar("attach-tables", format!("{} positions for {} tables", positions.len(), tables.len()))
+            );
         }
         Ok(positions)
     }
@@ -504,6 +515,10 @@ impl Instance {
     }
 
     fn gone(&self) -> CallError {
-        Error::transient("plugin.gone", format!("this instance of the plugin {} is gone: it trapped, timed out or was closed", self.plugin.name)).into()
+        Error::transient(
+            "plugin.gone",
+            format!("this instance of the plugin {} is gone: it trapped, timed out or was closed", self.plugin.name),
+        )
+        .into()
     }
 }

@@ -70,7 +70,14 @@ impl Log {
     pub(crate) fn new(destination: Arc<str>, plugin: Arc<str>, lane: u32, limits: &Limits) -> Log {
         let per_second = f64::from(limits.log_lines.max(1));
         let rate = Rate { per_second, tokens: per_second, filled: Instant::now(), left_out: 0 };
-        Log(Arc::new(Inner { destination, plugin, lane, line_bytes: limits.log_line_bytes, rate: Mutex::new(rate), secrets: Mutex::default() }))
+        Log(Arc::new(Inner {
+            destination,
+            plugin,
+            lane,
+            line_bytes: limits.log_line_bytes,
+            rate: Mutex::new(rate),
+            secrets: Mutex::default(),
+        }))
     }
 
     /// From now on `secret` is taken out of what the plugin says. One that is too short

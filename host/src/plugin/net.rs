@@ -47,7 +47,12 @@ type Answer<T> = Result<T, NetError>;
 impl net::Host for State {}
 
 impl net::HostConnection for State {
-    async fn dial(&mut self, host: String, port: u16, timeout_ms: u32) -> wasmtime::Result<Answer<Resource<Connection>>> {
+    async fn dial(
+        &mut self,
+        host: String,
+        port: u16,
+        timeout_ms: u32,
+    ) -> wasmtime::Result<Answer<Resource<Connection>>> {
         let deadline = self.deadline(timeout_ms);
         let dialled = match self.permitted(&host, port) {
             Ok((host, grant)) => dial_granted(self.log.clone(), host, port, grant, deadline).await,
@@ -62,7 +67,12 @@ impl net::HostConnection for State {
         })
     }
 
-    async fn start_tls(&mut self, this: Resource<Connection>, alpn: Vec<String>, timeout_ms: u32) -> wasmtime::Result<Answer<()>> {
+    async fn start_tls(
+        &mut self,
+        this: Resource<Connection>,
+        alpn: Vec<String>,
+        timeout_ms: u32,
+    ) -> wasmtime::Result<Answer<()>> {
         let deadline = self.deadline(timeout_ms);
         Ok(self.table.get_mut(&this)?.start_tls(&alpn, deadline).await)
     }
@@ -73,13 +83,23 @@ impl net::HostConnection for State {
         Ok(chain.and_then(|chain| chain.first()).map(|certificate| certificate.to_vec()))
     }
 
-    async fn receive(&mut self, this: Resource<Connection>, max: u32, timeout_ms: u32) -> wasmtime::Result<Answer<Vec<u8>>> {
+    async fn receive(
+        &mut self,
+        this: Resource<Connection>,
+        max: u32,
+        timeout_ms: u32,
+    ) -> wasmtime::Result<Answer<Vec<u8>>> {
         let deadline = self.deadline(timeout_ms);
         let max = usize::try_from(max).unwrap_or(usize::MAX).min(self.limits.receive_bytes);
         Ok(self.table.get_mut(&this)?.receive(max, deadline).await)
     }
 
-    async fn transmit(&mut self, this: Resource<Connection>, data: Vec<u8>, timeout_ms: u32) -> wasmtime::Result<Answer<()>> {
+    async fn transmit(
+        &mut self,
+        this: Resource<Connection>,
+        data: Vec<u8>,
+        timeout_ms: u32,
+    ) -> wasmtime::Result<Answer<()>> {
         let deadline = self.deadline(timeout_ms);
         Ok(self.table.get_mut(&this)?.transmit(&data, deadline).await)
     }
@@ -124,7 +144,8 @@ async fn dial_granted(log: Log, host: String, port: u16, grant: NetworkGrant, de
         if grant.permits(ip) {
             checked.push(SocketAddr::new(ip, port));
         } else {
-            let reason = format!("it leads to {ip}, a {} address, which the grant does not name", Range::of(ip).as_str());
+            let reason =
+                format!("it leads to {ip}, a {} address, which the grant does not name", Range::of(ip).as_str());
             refused = Some(refuse(&log, &host, port, &reason));
         }
     }
@@ -298,7 +319,10 @@ fn system_roots() -> Answer<Arc<RootCertStore>> {
     let (added, _) = roots.add_parsable_certificates(found.certs);
     if added == 0 {
         let why = found.errors.first().map_or_else(String::new, |e| format!(": {e}"));
-        return Err(error("tls", format!("the system has no certificate authorities{why}; name a file with `ca` in the grant")));
+        return Err(error(
+            "tls",
+            format!("the system has no certificate authorities{why}; name a file with `ca` in the grant"),
+        ));
     }
     Ok(Arc::clone(ROOTS.get_or_init(|| Arc::new(roots))))
 }

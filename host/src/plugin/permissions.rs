@@ -191,7 +191,10 @@ impl Grants {
     /// The grant that covers `host:port`; the host in lower case without a final dot.
     /// An exact one goes before a wildcard, and one with more rights before another.
     pub fn network(&self, host: &str, port: u16) -> Option<&NetworkGrant> {
-        self.network.iter().filter(|grant| grant.covers(host, port)).max_by_key(|grant| (grant.host == host, grant.private, grant.ca.is_some()))
+        self.network
+            .iter()
+            .filter(|grant| grant.covers(host, port))
+            .max_by_key(|grant| (grant.host == host, grant.private, grant.ca.is_some()))
     }
 
     /// What `asked` (a manifest's permissions) names and this does not give, a sentence
@@ -212,9 +215,14 @@ impl Grants {
                     match target_of(target, settings) {
                         Some((host, port)) if self.network(&host, port).is_some() => {}
                         Some((host, port)) => {
-                            return missing(format!("the setting `{name}` leads to {}, which is not in grant.network", Address(&host, port)));
+                            return missing(format!(
+                                "the setting `{name}` leads to {}, which is not in grant.network",
+                                Address(&host, port)
+                            ));
                         }
-                        None if self.network.is_empty() => return missing(format!("grant.network is empty, and the setting `{name}` names a host")),
+                        None if self.network.is_empty() => {
+                            return missing(format!("grant.network is empty, and the setting `{name}` names a host"));
+                        }
                         None => {}
                     }
                 }
@@ -222,8 +230,12 @@ impl Grants {
             }
             "files" => {
                 for path in setting.into_iter().flat_map(texts) {
-                    if !self.files.iter().any(|grant| Path::new(path).starts_with(&grant.guest) || Path::new(path).starts_with(&grant.path)) {
-                        return missing(format!("the setting `{name}` is {path:?}, which is in no directory of grant.files"));
+                    if !self.files.iter().any(|grant| {
+                        Path::new(path).starts_with(&grant.guest) || Path::new(path).starts_with(&grant.path)
+                    }) {
+                        return missing(format!(
+                            "the setting `{name}` is {path:?}, which is in no directory of grant.files"
+                        ));
                     }
                 }
                 None
@@ -233,7 +245,9 @@ impl Grants {
                 Some(grant) if !grant.readable => missing(format!("the secret `{name}` is not granted as readable")),
                 Some(_) => None,
             },
-            "inject" | "sign" if !self.secrets.contains_key(name) => missing(format!("no secret `{name}` in grant.secrets")),
+            "inject" | "sign" if !self.secrets.contains_key(name) => {
+                missing(format!("no secret `{name}` in grant.secrets"))
+            }
             _ => None,
         }
     }
@@ -263,7 +277,11 @@ impl NetworkGrant {
         let host = normal_host(host);
         let name = host.strip_prefix("*.").unwrap_or(&host);
         if host.parse::<IpAddr>().is_err() {
-            let label = |label: &str| !label.is_empty() && label.len() <= 63 && label.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_');
+            let label = |label: &str| {
+                !label.is_empty()
+                    && label.len() <= 63
+                    && label.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_')
+            };
             if host.starts_with("*.") && !name.contains('.') {
                 return Err(bad("has a wildcard for a whole top-level domain"));
             }
@@ -338,9 +356,12 @@ impl SecretSource {
     /// The secret, as it is now. The error says where it was looked for.
     pub(crate) fn read(&self) -> Result<String, String> {
         match self {
-            SecretSource::Environment(name) => std::env::var(name).map_err(|_| format!("the environment variable {name} is not set (or not UTF-8)")),
+            SecretSource::Environment(name) => {
+                std::env::var(name).map_err(|_| format!("the environment variable {name} is not set (or not UTF-8)"))
+            }
             SecretSource::File(path) => {
-                let mut text = std::fs::read_to_string(path).map_err(|e| format!("{}: {}", path.display(), e.kind()))?;
+                let mut text =
+                    std::fs::read_to_string(path).map_err(|e| format!("{}: {}", path.display(), e.kind()))?;
                 text.truncate(text.trim_end_matches(['\n', '\r']).len());
                 Ok(text)
             }
@@ -423,7 +444,19 @@ mod tests {
 
     #[test]
     fn a_grant_that_means_something_else_than_it_says_is_refused() {
-        for text in ["db.internal", "db.internal:0", "db.internal:70000", "*:443", "*.com:443", "a.*.com:443", "::1:80", "http://x:80", "x/y:80", ":80", "a..b:80"] {
+        for text in [
+            "db.internal",
+            "db.internal:0",
+            "db.internal:70000",
+            "*:443",
+            "*.com:443",
+            "a.*.com:443",
+            "::1:80",
+            "http://x:80",
+            "x/y:80",
+            ":80",
+            "a..b:80",
+        ] {
             assert_eq!(NetworkGrant::parse(text).unwrap_err().code(), "config.grant", "{text}");
         }
     }
@@ -457,7 +490,16 @@ mod tests {
         let grants = Grants::new(config, Path::new("/etc/tidegate")).unwrap();
         assert_eq!(grants.files[0], FileGrant { path: "/etc/tidegate/out".into(), guest: "out".into(), write: true });
         let settings = json!({"url": "postgres://other/db", "host": "db.internal", "port": 5432, "directory": "out/a", "elsewhere": "/tmp"});
-        let asked = ["network:url", "network:host", "network:absent", "files:directory", "files:elsewhere", "secret:password", "secret:key", "sign:token"];
+        let asked = [
+            "network:url",
+            "network:host",
+            "network:absent",
+            "files:directory",
+            "files:elsewhere",
+            "secret:password",
+            "secret:key",
+            "sign:token",
+        ];
         let missing = grants.missing(&asked.map(String::from), &settings);
         let names: Vec<_> = missing.iter().map(|m| m.permission.as_str()).collect();
         assert_eq!(names, ["network:url", "files:elsewhere", "secret:password", "sign:token"]);

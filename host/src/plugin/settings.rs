@@ -23,8 +23,11 @@ impl SettingsSchema {
     /// `plugin.manifest` where it is not a JSON Schema, or points outside itself.
     pub fn new(plugin: &str, text: &str) -> Result<SettingsSchema> {
         let bad = |why: String| {
-            Error::no("plugin.manifest", format!("plugin {plugin}: the schema of its settings is not usable: {}", super::text::clean(&why, 500)))
-                .next("Report it to the plugin's author.")
+            Error::no(
+                "plugin.manifest",
+                format!("plugin {plugin}: the schema of its settings is not usable: {}", super::text::clean(&why, 500)),
+            )
+            .next("Report it to the plugin's author.")
         };
         let schema = if text.trim().is_empty() {
             serde_json::json!({ "type": "object", "additionalProperties": false })
@@ -32,7 +35,8 @@ impl SettingsSchema {
             serde_json::from_str(text).map_err(|e| bad(e.to_string()))?
         };
         // Without the crate's `resolve-*` features nothing is fetched or read for `$ref`.
-        let validator = jsonschema::options().should_validate_formats(true).build(&schema).map_err(|e| bad(e.to_string()))?;
+        let validator =
+            jsonschema::options().should_validate_formats(true).build(&schema).map_err(|e| bad(e.to_string()))?;
         Ok(SettingsSchema { validator, schema })
     }
 
@@ -57,7 +61,8 @@ impl SettingsSchema {
     fn explain(&self, problem: &ValidationError<'_>, out: &mut Vec<String>) {
         let place = problem.instance_path().to_string();
         match problem.kind() {
-            ValidationErrorKind::AdditionalProperties { unexpected } | ValidationErrorKind::UnevaluatedProperties { unexpected } => {
+            ValidationErrorKind::AdditionalProperties { unexpected }
+            | ValidationErrorKind::UnevaluatedProperties { unexpected } => {
                 let known = self.known_keys(&place);
                 for key in unexpected {
                     let key = super::text::clean(key, 100);
@@ -81,7 +86,9 @@ impl SettingsSchema {
                 out.push(format!("`{}` must be {expected}, not {}", dotted(&place), type_of(problem.instance())));
             }
             ValidationErrorKind::Enum { options } => out.push(format!("`{}` must be one of {options}", dotted(&place))),
-            ValidationErrorKind::Constant { expected_value } => out.push(format!("`{}` must be {expected_value}", dotted(&place))),
+            ValidationErrorKind::Constant { expected_value } => {
+                out.push(format!("`{}` must be {expected_value}", dotted(&place)))
+            }
             _ => out.push(format!("`{}`: {}", dotted(&place), super::text::clean(&problem.masked().to_string(), 500))),
         }
     }
@@ -92,7 +99,11 @@ impl SettingsSchema {
         let mut at = &self.schema;
         for step in place.split('/').skip(1) {
             let below = self.resolve(at);
-            let Some(next) = below.get("properties").and_then(|p| p.get(step)).or_else(|| below.get("items")).or_else(|| below.get("additionalProperties"))
+            let Some(next) = below
+                .get("properties")
+                .and_then(|p| p.get(step))
+                .or_else(|| below.get("items"))
+                .or_else(|| below.get("additionalProperties"))
             else {
                 return Vec::new();
             };
@@ -106,7 +117,11 @@ impl SettingsSchema {
     fn resolve<'a>(&'a self, mut at: &'a Value) -> &'a Value {
         for _ in 0..8 {
             let target = at.get("$ref").and_then(Value::as_str).and_then(|r| self.schema.pointer(r.strip_prefix('#')?));
-            let alternative = || ["anyOf", "oneOf", "allOf"].iter().find_map(|k| at.get(k)?.as_array()?.iter().find(|s| s.get("$ref").is_some() || s.get("properties").is_some()));
+            let alternative = || {
+                ["anyOf", "oneOf", "allOf"].iter().find_map(|k| {
+                    at.get(k)?.as_array()?.iter().find(|s| s.get("$ref").is_some() || s.get("properties").is_some())
+                })
+            };
             match target.or_else(alternative) {
                 Some(next) if at.get("properties").is_none() => at = next,
                 _ => break,
@@ -171,8 +186,14 @@ mod tests {
             (json!({}), Some("the setting `directory` is missing")),
             (json!({"directory": 3}), Some("`directory` must be string, not number")),
             (json!({"directory": "x", "fromat": "parquet"}), Some("unknown setting `fromat`; did you mean `format`?")),
-            (json!({"directory": "x", "zzz": 1}), Some("unknown setting `zzz`; there are directory, format, port, roll")),
-            (json!({"directory": "x", "roll": {"byte": 1}}), Some("unknown setting `roll.byte`; did you mean `bytes`?")),
+            (
+                json!({"directory": "x", "zzz": 1}),
+                Some("unknown setting `zzz`; there are directory, format, port, roll"),
+            ),
+            (
+                json!({"directory": "x", "roll": {"byte": 1}}),
+                Some("unknown setting `roll.byte`; did you mean `bytes`?"),
+            ),
             (json!({"directory": "x", "format": "csv"}), Some("`format` must be one of [\"parquet\",\"ndjson\"]")),
             (json!({"directory": "x", "port": 70_000}), Some("`port`: value is greater than the maximum of 65535")),
         ] {
@@ -190,7 +211,9 @@ mod tests {
 
     #[test]
     fn a_value_that_may_be_a_secret_is_not_repeated() {
-        let error = schema().check("destination lake", &json!({"directory": "x", "port": "hunter2", "format": "hunter2"})).unwrap_err();
+        let error = schema()
+            .check("destination lake", &json!({"directory": "x", "port": "hunter2", "format": "hunter2"}))
+            .unwrap_err();
         assert!(!error.report().contains("hunter2"), "{}", error.report());
     }
 

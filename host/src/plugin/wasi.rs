@@ -87,8 +87,11 @@ pub(crate) fn context(grants: &Grants, limits: &Limits, log: &Log) -> Result<(Wa
     for grant in &grants.files {
         let perms = if grant.write { FsPerms::ReadWrite } else { FsPerms::ReadOnly };
         builder.preopened_dir(&grant.path, &grant.guest, perms).map_err(|e| {
-            Error::usage("plugin.directory", format!("the granted directory {} cannot be opened: {}", grant.path.display(), e.root_cause()))
-                .next("Create it, or correct `files` in the destination's grant.")
+            Error::usage(
+                "plugin.directory",
+                format!("the granted directory {} cannot be opened: {}", grant.path.display(), e.root_cause()),
+            )
+            .next("Create it, or correct `files` in the destination's grant.")
         })?;
     }
     Ok((builder.build(), tail))

@@ -19,7 +19,11 @@ pub fn authenticate<S: Stream>(
     encrypted: bool,
     password: &dyn Fn() -> Result<String, String>,
 ) -> Result<(), Error> {
-    let secret = || password().map_err(|reason| Error::Login(format!("the server wants a password, and the secret `password` cannot be read: {reason}")));
+    let secret = || {
+        password().map_err(|reason| {
+            Error::Login(format!("the server wants a password, and the secret `password` cannot be read: {reason}"))
+        })
+    };
     loop {
         match client.receive()? {
             Message::AuthenticationOk => return Ok(()),
@@ -40,7 +44,12 @@ pub fn authenticate<S: Stream>(
     }
 }
 
-fn scram<S: Stream>(client: &mut Client<S>, body: &AuthenticationSaslBody, encrypted: bool, password: &str) -> Result<(), Error> {
+fn scram<S: Stream>(
+    client: &mut Client<S>,
+    body: &AuthenticationSaslBody,
+    encrypted: bool,
+    password: &str,
+) -> Result<(), Error> {
     let (mut plain, mut plus) = (false, false);
     let mut mechanisms = body.mechanisms();
     while let Some(mechanism) = mechanisms.next()? {
@@ -53,7 +62,11 @@ fn scram<S: Stream>(client: &mut Client<S>, body: &AuthenticationSaslBody, encry
         // Says that we could have: somebody in between who hid PLUS is found out.
         Some(_) if plain => (ChannelBinding::unrequested(), SCRAM_SHA_256),
         _ if plain => (ChannelBinding::unsupported(), SCRAM_SHA_256),
-        _ => return Err(Error::Login("the server offers no SASL mechanism that this plugin knows (it knows SCRAM-SHA-256)".to_owned())),
+        _ => {
+            return Err(Error::Login(
+                "the server offers no SASL mechanism that this plugin knows (it knows SCRAM-SHA-256)".to_owned(),
+            ));
+        }
     };
     let mut scram = ScramSha256::new(password.as_bytes(), channel);
     client.send(|out| frontend::sasl_initial_response(mechanism, scram.message(), out).map_err(Error::from))?;

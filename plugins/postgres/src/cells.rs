@@ -38,7 +38,11 @@ impl<'a> Cells<'a> {
     pub fn new(rows: &'a Rows, target: &'a Target) -> Result<Cells<'a>, Failure> {
         for values in &rows.columns {
             if !target.columns.iter().any(|column| column.ordinal == values.ordinal) {
-                let message = format!("{}: rows with a column (ordinal {}) that the attached version does not have", target.shown(), values.ordinal);
+                let message = format!(
+                    "{}: rows with a column (ordinal {}) that the attached version does not have",
+                    target.shown(),
+                    values.ordinal
+                );
                 return Err(of_table(target.id, "postgres.contract", message));
             }
         }
@@ -74,7 +78,14 @@ impl<'a> Cells<'a> {
     }
 
     /// Appends the cell as COPY's text format has it. `number` names its row in a refusal.
-    pub fn push_copy(&self, out: &mut BytesMut, column: usize, row: u32, origin: Origin, number: u32) -> Result<(), Failure> {
+    pub fn push_copy(
+        &self,
+        out: &mut BytesMut,
+        column: usize,
+        row: u32,
+        origin: Origin,
+        number: u32,
+    ) -> Result<(), Failure> {
         self.with_text(column, row, origin, number, |text| match text {
             None => out.put_slice(b"\\N"),
             Some(text) => escape(out, text),
@@ -82,26 +93,45 @@ impl<'a> Cells<'a> {
     }
 
     /// Appends the cell as a constant.
-    pub fn push_literal(&self, out: &mut String, column: usize, row: u32, origin: Origin, number: u32) -> Result<(), Failure> {
+    pub fn push_literal(
+        &self,
+        out: &mut String,
+        column: usize,
+        row: u32,
+        origin: Origin,
+        number: u32,
+    ) -> Result<(), Failure> {
         self.with_text(column, row, origin, number, |text| match text {
             None => out.push_str("NULL"),
             Some(text) => sql::push_literal(out, text),
         })
     }
 
-    fn with_text(&self, column: usize, row: u32, origin: Origin, number: u32, put: impl FnOnce(Option<&str>)) -> Result<(), Failure> {
+    fn with_text(
+        &self,
+        column: usize,
+        row: u32,
+        origin: Origin,
+        number: u32,
+        put: impl FnOnce(Option<&str>),
+    ) -> Result<(), Failure> {
         let cell = self.columns[column].cell(row as usize);
         let named = &self.target.columns[column];
         match cell {
             Cell::Null => put(None),
             Cell::Text(text) => put(Some(text)),
             Cell::Missing => {
-                let message = format!("{}: column {} is missing in a row that must be whole", self.target.shown(), named.name);
+                let message =
+                    format!("{}: column {} is missing in a row that must be whole", self.target.shown(), named.name);
                 return Err(of_table(self.target.id, "postgres.contract", message));
             }
             Cell::Odd { kind: "text", text } => put(Some(text)),
             Cell::Odd { kind, .. } => {
-                let message = format!("{}: column {} holds a value that UTF-8 cannot write (kind {kind})", self.target.shown(), named.name);
+                let message = format!(
+                    "{}: column {} holds a value that UTF-8 cannot write (kind {kind})",
+                    self.target.shown(),
+                    named.name
+                );
                 let refusal = origin.refusal(number, Some(named.ordinal), "postgres.not-utf8", &message);
                 return Err(of_rows("postgres.not-utf8", message, vec![refusal]));
             }

@@ -34,10 +34,17 @@ impl Destination for Postgres {
     }
 
     fn open(session: Session<Settings>) -> Result<(Self, Ready), Failure> {
-        let identity =
-            Identity { pipeline: session.pipeline, destination: session.destination, lane: session.lane, generation: session.generation };
+        let identity = Identity {
+            pipeline: session.pipeline,
+            destination: session.destination,
+            lane: session.lane,
+            generation: session.generation,
+        };
         let mirror = Mirror::open(Host, session.settings, &identity)?;
-        let ready = Ready::default().limit("group-bytes", GROUP_BYTES).limit("lanes", LANES).detail("server-version", mirror.server_version());
+        let ready = Ready::default()
+            .limit("group-bytes", GROUP_BYTES)
+            .limit("lanes", LANES)
+            .detail("server-version", mirror.server_version());
         Ok((Postgres(mirror), ready))
     }
 
@@ -129,7 +136,9 @@ impl Read for HostStream {
             let left = end.saturating_duration_since(Instant::now());
             self.stream.set_timeout(SIGN_OF_LIFE.min(left));
             match self.stream.read(into) {
-                Err(error) if error.kind() == io::ErrorKind::TimedOut && left > SIGN_OF_LIFE => host::working("waiting for PostgreSQL"),
+                Err(error) if error.kind() == io::ErrorKind::TimedOut && left > SIGN_OF_LIFE => {
+                    host::working("waiting for PostgreSQL")
+                }
                 read => return read,
             }
         }

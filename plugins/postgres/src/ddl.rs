@@ -13,8 +13,16 @@ use crate::transaction::{Origin, Transaction};
 use crate::types;
 
 /// Step kinds that `step` knows: the plugin's capabilities.
-pub const STEPS: [&str; 8] =
-    ["add-column", "drop-column", "rename-column", "alter-type", "set-default", "drop-default", "set-not-null", "drop-not-null"];
+pub const STEPS: [&str; 8] = [
+    "add-column",
+    "drop-column",
+    "rename-column",
+    "alter-type",
+    "set-default",
+    "drop-default",
+    "set-not-null",
+    "drop-not-null",
+];
 
 /// What is at a table's place.
 #[derive(Debug)]
@@ -45,12 +53,19 @@ pub fn look(target: &Target) -> String {
 /// Reads the answers to `look`.
 pub fn found(target: &Target, answers: &[Answer]) -> Result<Option<Found>, Failure> {
     let [head, columns] = answers else {
-        return Err(of_table(target.id, "postgres.protocol", format!("{}: the catalog cannot be read", target.shown())));
+        return Err(of_table(
+            target.id,
+            "postgres.protocol",
+            format!("{}: the catalog cannot be read", target.shown()),
+        ));
     };
     let Some(head) = head.rows.first() else { return Ok(None) };
     let kind = head.first().cloned().flatten().unwrap_or_default();
     if kind != "r" && kind != "p" {
-        let message = format!("{} is not a table at the destination (relkind {kind}). Map the table to another name", target.shown());
+        let message = format!(
+            "{} is not a table at the destination (relkind {kind}). Map the table to another name",
+            target.shown()
+        );
         return Err(of_table(target.id, "postgres.not-a-table", message));
     }
     let text = |row: &[Option<String>], index: usize| row.get(index).cloned().flatten().unwrap_or_default();
@@ -62,7 +77,8 @@ pub fn found(target: &Target, answers: &[Answer]) -> Result<Option<Found>, Failu
 /// something before it at the same place.
 pub fn make_empty<S: Stream>(tx: &mut Transaction<'_, S>, target: &Target, ours: bool) -> Result<(), Failure> {
     let origin = Origin { table: Some(target.id), ..Origin::default() };
-    let exists = tx.query(&format!("SELECT FROM pg_namespace WHERE nspname = {}", literal(&target.schema)), target.id)?;
+    let exists =
+        tx.query(&format!("SELECT FROM pg_namespace WHERE nspname = {}", literal(&target.schema)), target.id)?;
     if exists.iter().all(|answer| answer.rows.is_empty()) {
         tx.add(&format!("CREATE SCHEMA IF NOT EXISTS {}", ident(&target.schema)), origin)?;
     }
@@ -120,20 +136,36 @@ pub fn unlike(target: &Target, found: &Found) -> Option<String> {
         ));
     }
     (!found.keyed).then(|| {
-        format!("{} exists at the destination without a unique index on ({}). Add a primary key", target.shown(), target.key_list(""))
+        format!(
+            "{} exists at the destination without a unique index on ({}). Add a primary key",
+            target.shown(),
+            target.key_list("")
+        )
     })
 }
 
 /// Runs the steps of a change that are not done yet.
-pub fn apply<S: Stream>(tx: &mut Transaction<'_, S>, settings: &Settings, change: &SchemaChange) -> Result<(), Failure> {
+pub fn apply<S: Stream>(
+    tx: &mut Transaction<'_, S>,
+    settings: &Settings,
+    change: &SchemaChange,
+) -> Result<(), Failure> {
     let after = Target::new(&change.after, settings)?;
     let before = Target::new(&change.before, settings)?;
     if after.quoted != before.quoted {
-        return Err(of_table(after.id, "unsupported", format!("{} would have to be renamed to {}. Resync the table", before.shown(), after.shown())));
+        return Err(of_table(
+            after.id,
+            "unsupported",
+            format!("{} would have to be renamed to {}. Resync the table", before.shown(), after.shown()),
+        ));
     }
     let answers = tx.query(&look(&after), after.id)?;
     let Some(found) = found(&after, &answers)? else {
-        return Err(of_table(after.id, "resync-needed", format!("{} is gone at the destination. Resync the table", after.shown())));
+        return Err(of_table(
+            after.id,
+            "resync-needed",
+            format!("{} is gone at the destination. Resync the table", after.shown()),
+        ));
     };
     let mut names: Vec<PhysicalColumn> = found.columns;
     let origin = Origin { table: Some(after.id), ..Origin::default() };
@@ -182,7 +214,9 @@ fn statement(target: &Target, step: &SchemaStep, there: &mut Vec<PhysicalColumn>
                 Ok(Some(format!("RENAME COLUMN {} TO {}", ident(&from.name), ident(&to.name))))
             }
             (None, Some(_)) => Ok(None),
-            (Some(_), Some(_)) => Err(of_table(target.id, "name-collision", format!("a column {} is there already", to.name))),
+            (Some(_), Some(_)) => {
+                Err(of_table(target.id, "name-collision", format!("a column {} is there already", to.name)))
+            }
             (None, None) => Err(of_table(target.id, "postgres.no-column", format!("there is no column {}", from.name))),
         },
         (_, before, Some(after)) => {
@@ -202,7 +236,10 @@ fn add(target: &Target, column: &Column, there: &mut Vec<PhysicalColumn>) -> Res
     match there.iter().find(|one| one.name == column.name) {
         Some(one) if one.type_name == wanted.type_name => Ok(None),
         Some(one) => {
-            let message = format!("a column of this name is there already, of type {} and not {}", one.type_name, wanted.type_name);
+            let message = format!(
+                "a column of this name is there already, of type {} and not {}",
+                one.type_name, wanted.type_name
+            );
             Err(of_table(target.id, "name-collision", message))
         }
         None => {
@@ -212,7 +249,13 @@ fn add(target: &Target, column: &Column, there: &mut Vec<PhysicalColumn>) -> Res
     }
 }
 
-fn alter(target: &Target, step: &SchemaStep, name: &str, before: Option<&Column>, after: &Column) -> Result<Option<String>, Failure> {
+fn alter(
+    target: &Target,
+    step: &SchemaStep,
+    name: &str,
+    before: Option<&Column>,
+    after: &Column,
+) -> Result<Option<String>, Failure> {
     let default = after.default_literal.as_ref().map(|default| literal(&default.text));
     Ok(Some(match step.kind.as_str() {
         "set-default" => match default {
@@ -222,7 +265,9 @@ fn alter(target: &Target, step: &SchemaStep, name: &str, before: Option<&Column>
         "drop-default" => format!("ALTER COLUMN {name} DROP DEFAULT"),
         "set-not-null" => format!("ALTER COLUMN {name} SET NOT NULL"),
         // The key's columns are never null.
-        "drop-not-null" if target.key.iter().any(|&index| target.columns[index].ordinal == after.ordinal) => return Ok(None),
+        "drop-not-null" if target.key.iter().any(|&index| target.columns[index].ordinal == after.ordinal) => {
+            return Ok(None);
+        }
         "drop-not-null" => format!("ALTER COLUMN {name} DROP NOT NULL"),
         "alter-type" => {
             let wanted = types::physical(after);
@@ -230,7 +275,8 @@ fn alter(target: &Target, step: &SchemaStep, name: &str, before: Option<&Column>
             // where one end is text in place of the type, only the text is known.
             let native = before.is_none_or(types::is_native) && types::is_native(after);
             let using = if native { String::new() } else { format!(" USING {name}::text::{wanted}") };
-            let keep = default.map(|default| format!(", ALTER COLUMN {name} SET DEFAULT {default}")).unwrap_or_default();
+            let keep =
+                default.map(|default| format!(", ALTER COLUMN {name} SET DEFAULT {default}")).unwrap_or_default();
             format!("ALTER COLUMN {name} DROP DEFAULT, ALTER COLUMN {name} TYPE {wanted}{using}{keep}")
         }
         _ => return Err(unknown(target, step)),
@@ -238,15 +284,27 @@ fn alter(target: &Target, step: &SchemaStep, name: &str, before: Option<&Column>
 }
 
 fn unknown(target: &Target, step: &SchemaStep) -> Failure {
-    of_table(target.id, "unsupported", format!("{}: this plugin does not know the step `{}`. Resync the table", target.shown(), step.kind))
+    of_table(
+        target.id,
+        "unsupported",
+        format!("{}: this plugin does not know the step `{}`. Resync the table", target.shown(), step.kind),
+    )
 }
 
 /// What a change would do and cost.
-pub fn describe<S: Stream>(session: &mut Session<S>, settings: &Settings, change: &SchemaChange) -> Result<Vec<Notice>, Failure> {
+pub fn describe<S: Stream>(
+    session: &mut Session<S>,
+    settings: &Settings,
+    change: &SchemaChange,
+) -> Result<Vec<Notice>, Failure> {
     let after = Target::new(&change.after, settings)?;
     let answers = session.query(&look(&after), "look at the table", Some(after.id))?;
     let Some(found) = found(&after, &answers)? else {
-        return Err(of_table(after.id, "resync-needed", format!("{} is gone at the destination. Resync the table", after.shown())));
+        return Err(of_table(
+            after.id,
+            "resync-needed",
+            format!("{} is gone at the destination. Resync the table", after.shown()),
+        ));
     };
     let mut there = found.columns;
     let mut notices = Vec::new();
@@ -257,13 +315,20 @@ pub fn describe<S: Stream>(session: &mut Session<S>, settings: &Settings, change
             "alter-type" => ("warning", "may rewrite the table, under an exclusive lock"),
             "set-not-null" => ("info", "reads the whole table, under an exclusive lock"),
             "drop-column" => ("warning", "drops the column's values"),
-            "add-column" if step.after.as_ref().is_some_and(|column| !column.nullable && column.default_literal.is_none()) => {
+            "add-column"
+                if step.after.as_ref().is_some_and(|column| !column.nullable && column.default_literal.is_none()) =>
+            {
                 ("warning", "fails if the table holds rows: the column is NOT NULL and has no literal default")
             }
             _ => ("info", "changes the catalog only"),
         };
         let message = format!("ALTER TABLE {} {sql}: {cost}", after.quoted);
-        notices.push(Notice { level: level.to_owned(), table_id: Some(after.id), code: format!("postgres.{}", step.kind), message });
+        notices.push(Notice {
+            level: level.to_owned(),
+            table_id: Some(after.id),
+            code: format!("postgres.{}", step.kind),
+            message,
+        });
     }
     Ok(notices)
 }

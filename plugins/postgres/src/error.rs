@@ -125,12 +125,8 @@ struct Verdict {
     next: &'static str,
 }
 
-const CONNECTION: Verdict = Verdict {
-    class: FailureClass::Transient,
-    scope: FailureScope::Destination,
-    code: "postgres.connection",
-    next: "",
-};
+const CONNECTION: Verdict =
+    Verdict { class: FailureClass::Transient, scope: FailureScope::Destination, code: "postgres.connection", next: "" };
 
 const LOGIN: Verdict = Verdict {
     class: FailureClass::Permanent,

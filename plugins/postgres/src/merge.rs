@@ -29,7 +29,12 @@ const WHOLE: i32 = 0;
 const DELETE: i32 = -1;
 
 /// Writes the rows of a copy.
-pub fn write_copy<S: Stream>(tx: &mut Transaction<'_, S>, target: &Target, origin: Origin, copy: &CopyRows) -> Result<(), Failure> {
+pub fn write_copy<S: Stream>(
+    tx: &mut Transaction<'_, S>,
+    target: &Target,
+    origin: Origin,
+    copy: &CopyRows,
+) -> Result<(), Failure> {
     let cells = Cells::new(&copy.rows, target)?;
     if copy.rows.count == 0 {
         return Ok(());
@@ -56,7 +61,12 @@ pub fn write_copy<S: Stream>(tx: &mut Transaction<'_, S>, target: &Target, origi
 }
 
 /// Merges a batch.
-pub fn write_merge<S: Stream>(tx: &mut Transaction<'_, S>, target: &Target, origin: Origin, merge: &MergeRows) -> Result<(), Failure> {
+pub fn write_merge<S: Stream>(
+    tx: &mut Transaction<'_, S>,
+    target: &Target,
+    origin: Origin,
+    merge: &MergeRows,
+) -> Result<(), Failure> {
     let plan = Plan::new(target, origin, merge)?;
     let few = plan.upserts.count() <= FEW && plan.deletes.count() <= FEW;
     let wide = target.columns.len() > MOST_STAGED_COLUMNS;
@@ -67,7 +77,10 @@ pub fn write_merge<S: Stream>(tx: &mut Transaction<'_, S>, target: &Target, orig
         return Err(of_table(
             target.id,
             "unsupported",
-            format!("{}: a row changed its key without all of its cells, in a table of more than {MOST_STAGED_COLUMNS} columns. Set REPLICA IDENTITY FULL", target.shown()),
+            format!(
+                "{}: a row changed its key without all of its cells, in a table of more than {MOST_STAGED_COLUMNS} columns. Set REPLICA IDENTITY FULL",
+                target.shown()
+            ),
         ));
     }
     plan.write_staged(tx)
@@ -110,7 +123,9 @@ impl<'a> Plan<'a> {
             moved: Vec::new(),
             patched: Vec::new(),
         };
-        if merge.moved_index.len() != merge.moved_from.count as usize || plan.from_of.keys().any(|row| *row >= merge.upserts.count) {
+        if merge.moved_index.len() != merge.moved_from.count as usize
+            || plan.from_of.keys().any(|row| *row >= merge.upserts.count)
+        {
             return Err(contract(target, "moved rows and their old keys do not match"));
         }
         if plan.upserts.has_missing() {
@@ -123,8 +138,9 @@ impl<'a> Plan<'a> {
     fn group(&mut self) -> Result<(), Failure> {
         let mut groups: BTreeMap<(bool, Vec<usize>), Vec<u32>> = BTreeMap::new();
         for row in 0..self.upserts.count() {
-            let missing: Vec<usize> =
-                (0..self.target.columns.len()).filter(|column| self.upserts.state(*column, row) == State::Missing).collect();
+            let missing: Vec<usize> = (0..self.target.columns.len())
+                .filter(|column| self.upserts.state(*column, row) == State::Missing)
+                .collect();
             if missing.iter().any(|column| self.target.key.contains(column)) {
                 return Err(contract(self.target, "a key cell is missing"));
             }
@@ -231,7 +247,11 @@ impl<'a> Plan<'a> {
         }
         self.stage(tx, &stage)?;
         for group in &self.moved {
-            let sets: Vec<String> = group.missing.iter().map(|&column| format!("c{column} = t.{}", self.target.columns[column].quoted)).collect();
+            let sets: Vec<String> = group
+                .missing
+                .iter()
+                .map(|&column| format!("c{column} = t.{}", self.target.columns[column].quoted))
+                .collect();
             let sql = format!(
                 "UPDATE {stage} s SET {} FROM {} t WHERE s.g = {} AND {} RETURNING s.r",
                 sets.join(", "),
@@ -242,12 +262,17 @@ impl<'a> Plan<'a> {
             tx.add_finding(&sql, self.origin, group.rows.clone())?;
         }
         if self.deletes.count() > 0 {
-            let sql = format!("DELETE FROM {} t USING {stage} s WHERE s.g = {DELETE} AND {}", self.target.quoted, self.matching("c", false));
+            let sql = format!(
+                "DELETE FROM {} t USING {stage} s WHERE s.g = {DELETE} AND {}",
+                self.target.quoted,
+                self.matching("c", false)
+            );
             tx.add(&sql, self.origin)?;
         }
         for group in &self.patched {
             let sent = (0..self.target.columns.len()).filter(|column| !group.missing.contains(column));
-            let sets: Vec<String> = sent.map(|column| format!("{} = s.c{column}", self.target.columns[column].quoted)).collect();
+            let sets: Vec<String> =
+                sent.map(|column| format!("{} = s.c{column}", self.target.columns[column].quoted)).collect();
             let sql = format!(
                 "UPDATE {} t SET {} FROM {stage} s WHERE s.g = {} AND {} RETURNING s.r",
                 self.target.quoted,
@@ -298,7 +323,14 @@ impl<'a> Plan<'a> {
         })
     }
 
-    fn stage_row(&self, out: &mut BytesMut, number: u32, group: i32, cells: &Cells<'_>, row: u32) -> Result<(), Failure> {
+    fn stage_row(
+        &self,
+        out: &mut BytesMut,
+        number: u32,
+        group: i32,
+        cells: &Cells<'_>,
+        row: u32,
+    ) -> Result<(), Failure> {
         out.put_slice(format!("{number}\t{group}").as_bytes());
         if !self.moved.is_empty() {
             let from = if group > WHOLE { self.from_of.get(&number) } else { None };
@@ -335,7 +367,9 @@ pub fn drop_stage(table: u32) -> String {
 /// With the types, modifiers and collations that the table has there.
 fn create_stage(target: &Target) -> String {
     let mut columns = vec!["0 AS r".to_owned(), "0 AS g".to_owned()];
-    columns.extend(target.key.iter().enumerate().map(|(place, &column)| format!("{} AS o{place}", target.columns[column].quoted)));
+    columns.extend(
+        target.key.iter().enumerate().map(|(place, &column)| format!("{} AS o{place}", target.columns[column].quoted)),
+    );
     columns.extend(target.columns.iter().enumerate().map(|(column, named)| format!("{} AS c{column}", named.quoted)));
     format!(
         "CREATE TEMPORARY TABLE IF NOT EXISTS {} ON COMMIT DELETE ROWS AS SELECT {} FROM {} WITH NO DATA",

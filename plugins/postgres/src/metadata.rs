@@ -47,7 +47,9 @@ impl Metadata {
     /// For one lane of one destination.
     pub fn new(settings: &Settings, identity: &Identity) -> Metadata {
         let (pipeline, destination) = (literal(&identity.pipeline), literal(&identity.destination));
-        let named = |name: &str| format!("{}.{}", ident(&settings.metadata_schema), ident(&format!("{}{name}", settings.metadata_prefix)));
+        let named = |name: &str| {
+            format!("{}.{}", ident(&settings.metadata_schema), ident(&format!("{}{name}", settings.metadata_prefix)))
+        };
         Metadata {
             schema: settings.metadata_schema.clone(),
             position: named("position"),
@@ -62,7 +64,8 @@ impl Metadata {
 
     /// One row, one column: whether all three tables are there.
     pub fn exists(&self) -> String {
-        let there = [&self.position, &self.lane_table, &self.copied].map(|table| format!("to_regclass({}) IS NOT NULL", literal(table)));
+        let there = [&self.position, &self.lane_table, &self.copied]
+            .map(|table| format!("to_regclass({}) IS NOT NULL", literal(table)));
         format!("SELECT {}", there.join(" AND "))
     }
 
@@ -70,7 +73,11 @@ impl Metadata {
     /// The schema is looked for first: CREATE SCHEMA IF NOT EXISTS wants the
     /// privilege even if there is nothing to do.
     pub fn create(&self, schema_exists: bool) -> String {
-        let schema = if schema_exists { String::new() } else { format!("CREATE SCHEMA IF NOT EXISTS {}; ", ident(&self.schema)) };
+        let schema = if schema_exists {
+            String::new()
+        } else {
+            format!("CREATE SCHEMA IF NOT EXISTS {}; ", ident(&self.schema))
+        };
         format!(
             "{schema}\
              CREATE TABLE IF NOT EXISTS {position} (pipeline text, destination text, table_id bigint, \
@@ -133,7 +140,12 @@ impl Metadata {
 
     /// Rows of these tables, locked.
     pub fn stored(&self, tables: &[u32]) -> String {
-        format!("SELECT {STORED} FROM {} WHERE {} AND {} ORDER BY table_id FOR UPDATE", self.position, self.ours, ids(tables))
+        format!(
+            "SELECT {STORED} FROM {} WHERE {} AND {} ORDER BY table_id FOR UPDATE",
+            self.position,
+            self.ours,
+            ids(tables)
+        )
     }
 
     /// Rows of this table, or of another one at the same place, locked.
@@ -209,7 +221,13 @@ impl Metadata {
 
     /// Notes a batch of a copy; no row is inserted if it is there already.
     pub fn note_copied(&self, table: u32, run: &str, batch: &str) -> String {
-        format!("INSERT INTO {} VALUES ({}, {table}, {}, {}) ON CONFLICT DO NOTHING", self.copied, self.values, literal(run), literal(batch))
+        format!(
+            "INSERT INTO {} VALUES ({}, {table}, {}, {}) ON CONFLICT DO NOTHING",
+            self.copied,
+            self.values,
+            literal(run),
+            literal(batch)
+        )
     }
 
     /// Forgets the batches of a copy.
@@ -242,7 +260,12 @@ impl Metadata {
 
     /// Forgets a table.
     pub fn forget(&self, table: u32) -> String {
-        format!("{}; DELETE FROM {} WHERE {} AND table_id = {table}", self.forget_copied(table), self.position, self.ours)
+        format!(
+            "{}; DELETE FROM {} WHERE {} AND table_id = {table}",
+            self.forget_copied(table),
+            self.position,
+            self.ours
+        )
     }
 }
 
@@ -261,7 +284,11 @@ fn read_row(row: &[Option<String>]) -> Option<Stored> {
     let text = |index: usize| row.get(index)?.as_deref();
     let position = match text(5) {
         None => None,
-        Some(commit) => Some(Position { epoch: text(4)?.parse().ok()?, commit: parse_lsn(commit)?, ordinal: text(6)?.parse().ok()? }),
+        Some(commit) => Some(Position {
+            epoch: text(4)?.parse().ok()?,
+            commit: parse_lsn(commit)?,
+            ordinal: text(6)?.parse().ok()?,
+        }),
     };
     Some(Stored {
         table: text(0)?.parse().ok()?,

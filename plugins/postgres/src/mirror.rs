@@ -2,9 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use tidegate_sdk::model::{
-    Ack, Batch, Content, Failure, Group, Notice, PhysicalTable, Position, SchemaChange, Table,
-};
+use tidegate_sdk::model::{Ack, Batch, Content, Failure, Group, Notice, PhysicalTable, Position, SchemaChange, Table};
 
 use crate::connect::Connector;
 use crate::ddl;
@@ -44,9 +42,12 @@ pub struct Identity {
 impl<C: Connector> Mirror<C> {
     /// Connects and takes the lane from earlier generations.
     pub fn open(connector: C, settings: Settings, identity: &Identity) -> Result<Mirror<C>, Failure> {
-        settings.check().map_err(|reason| of_destination("postgres.settings", format!("the destination's settings: {reason}")))?;
+        settings
+            .check()
+            .map_err(|reason| of_destination("postgres.settings", format!("the destination's settings: {reason}")))?;
         let application = settings.application_name.clone();
-        let application = application.unwrap_or_else(|| format!("tidegate/{}/{}", identity.pipeline, identity.destination));
+        let application =
+            application.unwrap_or_else(|| format!("tidegate/{}/{}", identity.pipeline, identity.destination));
         let metadata = Metadata::new(&settings, identity);
         let session = Session::open(&connector, &settings, &application, &metadata)?;
         Ok(Mirror { connector, settings, application, metadata, session: Some(session), tables: HashMap::new() })
@@ -76,7 +77,11 @@ impl<C: Connector> Mirror<C> {
             let Some(found) = ddl::found(&target, &answers)? else { return Ok(None) };
             let answers = session.query(&mirror.metadata.look_up(target.id), WHAT, Some(target.id))?;
             let stored = rows_of(&target, &answers)?.into_iter().find(|stored| is_at(stored, &target));
-            Ok(Some(PhysicalTable { columns: found.columns, snapshot: stored.map(|stored| stored.snapshot), ..target.physical() }))
+            Ok(Some(PhysicalTable {
+                columns: found.columns,
+                snapshot: stored.map(|stored| stored.snapshot),
+                ..target.physical()
+            }))
         })
     }
 
@@ -87,7 +92,10 @@ impl<C: Connector> Mirror<C> {
         let position = self.call(|mirror, session| {
             let (mut tx, _) = Transaction::begin(session, mirror.metadata, &[], "attach a table")?;
             let answers = tx.query(&mirror.metadata.claim(&[target.id]), target.id)?;
-            let there = answers.iter().flat_map(|answer| &answer.rows).any(|row| row.last().is_some_and(|there| there.as_deref() == Some("t")));
+            let there = answers
+                .iter()
+                .flat_map(|answer| &answer.rows)
+                .any(|row| row.last().is_some_and(|there| there.as_deref() == Some("t")));
             let stored = rows_of(&target, &answers)?.into_iter().find(|stored| is_at(stored, &target));
             tx.commit()?;
             Ok(stored.filter(|_| there).and_then(|stored| stored.position))
@@ -105,12 +113,17 @@ impl<C: Connector> Mirror<C> {
             let answers = tx.query(&mirror.metadata.stored_at(&target), target.id)?;
             let stored = rows_of(&target, &answers)?;
             let ours = stored.iter().any(|stored| is_at(stored, &target));
-            let known = stored.iter().any(|stored| stored.table == target.id && stored.run.as_deref() == Some(run) && stored.position.is_none());
+            let known = stored.iter().any(|stored| {
+                stored.table == target.id && stored.run.as_deref() == Some(run) && stored.position.is_none()
+            });
             if known && ours {
                 tx.query(&mirror.metadata.claim(&[target.id]), target.id)?;
             } else {
                 ddl::make_empty(&mut tx, &target, ours)?;
-                tx.add(&mirror.metadata.begin_run(&target, run), Origin { table: Some(target.id), ..Origin::default() })?;
+                tx.add(
+                    &mirror.metadata.begin_run(&target, run),
+                    Origin { table: Some(target.id), ..Origin::default() },
+                )?;
             }
             tx.commit()
         })?;
@@ -148,7 +161,10 @@ impl<C: Connector> Mirror<C> {
             let stored = writable(mirror.metadata, &stored, &target)?;
             if stored.snapshot < target.snapshot {
                 ddl::apply(&mut tx, mirror.settings, change)?;
-                tx.add(&mirror.metadata.set_snapshot(target.id, target.snapshot), Origin { table: Some(target.id), ..Origin::default() })?;
+                tx.add(
+                    &mirror.metadata.set_snapshot(target.id, target.snapshot),
+                    Origin { table: Some(target.id), ..Origin::default() },
+                )?;
             }
             tx.commit()
         })?;
@@ -180,7 +196,10 @@ impl<C: Connector> Mirror<C> {
                 }
             }
             for (table, position) in positions {
-                tx.add(&mirror.metadata.set_position(table, position), Origin { table: Some(table), ticket: group.ticket, ..Origin::default() })?;
+                tx.add(
+                    &mirror.metadata.set_position(table, position),
+                    Origin { table: Some(table), ticket: group.ticket, ..Origin::default() },
+                )?;
             }
             tx.commit()
         });
@@ -214,7 +233,10 @@ impl<C: Connector> Mirror<C> {
     /// Runs a call in the session, or in a new one if that is lost. A session that was
     /// lost while nothing was going on is found out by the first statement of the next
     /// call: that call is begun again.
-    fn call<T>(&mut self, mut work: impl FnMut(&Borrowed<'_>, &mut Session<C::Stream>) -> Result<T, Failure>) -> Result<T, Failure> {
+    fn call<T>(
+        &mut self,
+        mut work: impl FnMut(&Borrowed<'_>, &mut Session<C::Stream>) -> Result<T, Failure>,
+    ) -> Result<T, Failure> {
         let borrowed = Borrowed { settings: &self.settings, metadata: &self.metadata };
         let mut fresh = self.session.is_none();
         loop {
@@ -253,7 +275,11 @@ fn write_batch<S: crate::connect::Stream>(
         Content::Copy(copy) => {
             check_run(stored, target, &copy.run)?;
             if stored.position.is_some() {
-                return Err(of_table(target.id, "postgres.run-finished", format!("{}: rows of run {} came after its end", target.shown(), copy.run)));
+                return Err(of_table(
+                    target.id,
+                    "postgres.run-finished",
+                    format!("{}: rows of run {} came after its end", target.shown(), copy.run),
+                ));
             }
             let answers = tx.query(&metadata.note_copied(target.id, &copy.run, &copy.batch_id), target.id)?;
             if answers.iter().all(|answer| answer.count == 0) {
@@ -263,16 +289,22 @@ fn write_batch<S: crate::connect::Stream>(
         }
         Content::Merge(merge) => write_merge(tx, target, origin, merge),
         Content::Truncate(_) => tx.add(&format!("TRUNCATE TABLE {}", target.quoted), origin),
-        Content::Changes(_) | Content::Messages(_) => {
-            Err(of_table(target.id, "unsupported", format!("{}: this plugin takes copies, merges and truncations only", target.shown())))
-        }
+        Content::Changes(_) | Content::Messages(_) => Err(of_table(
+            target.id,
+            "unsupported",
+            format!("{}: this plugin takes copies, merges and truncations only", target.shown()),
+        )),
     }
 }
 
 /// The stored row of a table that this lane may write.
 fn writable<'a>(metadata: &Metadata, stored: &'a [Stored], target: &Target) -> Result<&'a Stored, Failure> {
     match stored.iter().find(|stored| is_at(stored, target) && stored.table == target.id) {
-        None => Err(of_table(target.id, "resync-needed", format!("{}: the destination knows of no copy of it. Resync the table", target.shown()))),
+        None => Err(of_table(
+            target.id,
+            "resync-needed",
+            format!("{}: the destination knows of no copy of it. Resync the table", target.shown()),
+        )),
         Some(stored) if metadata.is_mine(stored) => Ok(stored),
         Some(stored) => {
             let message = format!(
@@ -291,7 +323,11 @@ fn check_run(stored: &Stored, target: &Target, run: &str) -> Result<(), Failure>
         return Ok(());
     }
     let under_way = stored.run.as_deref().unwrap_or("none");
-    Err(of_table(target.id, "postgres.wrong-run", format!("{}: run {run} is over, the run under way is {under_way}", target.shown())))
+    Err(of_table(
+        target.id,
+        "postgres.wrong-run",
+        format!("{}: run {run} is over, the run under way is {under_way}", target.shown()),
+    ))
 }
 
 fn is_at(stored: &Stored, target: &Target) -> bool {
@@ -300,10 +336,18 @@ fn is_at(stored: &Stored, target: &Target) -> bool {
 
 fn rows_of(target: &Target, answers: &[crate::protocol::Answer]) -> Result<Vec<Stored>, Failure> {
     answers.first().and_then(read_stored).ok_or_else(|| {
-        of_table(target.id, "postgres.metadata", format!("{}: this plugin's own row for it cannot be read. Resync the table", target.shown()))
+        of_table(
+            target.id,
+            "postgres.metadata",
+            format!("{}: this plugin's own row for it cannot be read. Resync the table", target.shown()),
+        )
     })
 }
 
 fn not_attached(batch: &Batch) -> Failure {
-    of_table(batch.table_id, "postgres.contract", format!("table {} was not attached before its first batch", batch.table_id))
+    of_table(
+        batch.table_id,
+        "postgres.contract",
+        format!("table {} was not attached before its first batch", batch.table_id),
+    )
 }

@@ -17,7 +17,12 @@ const WHAT: &str = "check the tables";
 
 /// Notices of level `error` for what would not work, `info` for what an operator
 /// should know.
-pub fn check<S: Stream>(session: &mut Session<S>, settings: &Settings, metadata: &Metadata, tables: &[Table]) -> Result<Vec<Notice>, Failure> {
+pub fn check<S: Stream>(
+    session: &mut Session<S>,
+    settings: &Settings,
+    metadata: &Metadata,
+    tables: &[Table],
+) -> Result<Vec<Notice>, Failure> {
     let mut notices = Vec::new();
     let mut places: HashMap<String, String> = HashMap::new();
     for table in tables {
@@ -49,19 +54,29 @@ fn types(table: &Table, target: &Target, notices: &mut Vec<Notice>) {
         .map(|(column, target)| format!("{} ({}) as {}", column.name, column.declared, target.type_name))
         .collect();
     if !texts.is_empty() {
-        let message = format!("{}: types that another server may not have are kept as text: {}", target.shown(), texts.join(", "));
+        let message = format!(
+            "{}: types that another server may not have are kept as text: {}",
+            target.shown(),
+            texts.join(", ")
+        );
         notices.push(notice("info", table.id, "postgres.kept-as-text", message));
     }
 }
 
 /// Whether the table can be made where it goes, or what is there can be taken.
-fn place<S: Stream>(session: &mut Session<S>, metadata: &Metadata, target: &Target, notices: &mut Vec<Notice>) -> Result<(), Failure> {
+fn place<S: Stream>(
+    session: &mut Session<S>,
+    metadata: &Metadata,
+    target: &Target,
+    notices: &mut Vec<Notice>,
+) -> Result<(), Failure> {
     let schema = literal(&target.schema);
     let privilege = format!(
         "SELECT CASE WHEN EXISTS (SELECT FROM pg_namespace WHERE nspname = {schema}) THEN has_schema_privilege({schema}, 'CREATE') \
          ELSE has_database_privilege(current_database(), 'CREATE') END"
     );
-    let answers = session.query(&format!("{}; {}", ddl::look(target), metadata.look_up_at(target)), WHAT, Some(target.id));
+    let answers =
+        session.query(&format!("{}; {}", ddl::look(target), metadata.look_up_at(target)), WHAT, Some(target.id));
     let answers = match answers {
         Ok(answers) => answers,
         Err(failure) if session.lost => return Err(failure),
@@ -77,14 +92,21 @@ fn place<S: Stream>(session: &mut Session<S>, metadata: &Metadata, target: &Targ
         Ok(Some(_)) if ours => {}
         Ok(Some(found)) => match ddl::unlike(target, &found) {
             Some(reason) => notices.push(notice("error", target.id, "postgres.foreign-table", reason)),
-            None if !session.query(&format!("SELECT FROM {} LIMIT 1", target.quoted), WHAT, Some(target.id))?.iter().all(|answer| answer.rows.is_empty()) => {
+            None if !session
+                .query(&format!("SELECT FROM {} LIMIT 1", target.quoted), WHAT, Some(target.id))?
+                .iter()
+                .all(|answer| answer.rows.is_empty()) =>
+            {
                 notices.push(notice("error", target.id, "postgres.foreign-table", ddl::holds_rows(target)));
             }
             None => {}
         },
         Ok(None) => {
             if session.value(&privilege, WHAT, Some(target.id))?.as_deref() != Some("t") {
-                let message = format!("{}: the role may not create it. GRANT CREATE on the schema, or on the database if the schema is to be made", target.shown());
+                let message = format!(
+                    "{}: the role may not create it. GRANT CREATE on the schema, or on the database if the schema is to be made",
+                    target.shown()
+                );
                 notices.push(notice("error", target.id, "postgres.privilege", message));
             }
         }

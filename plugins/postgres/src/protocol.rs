@@ -108,7 +108,11 @@ impl<S: Stream> Client<S> {
 
     /// Runs statements of which the last is `COPY … FROM STDIN`. `fill` appends a row in
     /// text format and says whether there are more; its own error breaks the COPY off.
-    pub fn copy_in<E>(&mut self, sql: &str, mut fill: impl FnMut(&mut BytesMut) -> Result<bool, E>) -> (Ran, Option<E>) {
+    pub fn copy_in<E>(
+        &mut self,
+        sql: &str,
+        mut fill: impl FnMut(&mut BytesMut) -> Result<bool, E>,
+    ) -> (Ran, Option<E>) {
         match self.send_copy(sql, &mut fill) {
             Ok(broken) => (self.answers(), broken),
             Err(error) => (Ran { answers: Vec::new(), error: Some(error) }, None),
@@ -117,7 +121,11 @@ impl<S: Stream> Client<S> {
 
     /// Nothing is awaited between the statement and its rows: a server that refuses the
     /// statement ignores them.
-    fn send_copy<E>(&mut self, sql: &str, fill: &mut impl FnMut(&mut BytesMut) -> Result<bool, E>) -> Result<Option<E>, Error> {
+    fn send_copy<E>(
+        &mut self,
+        sql: &str,
+        fill: &mut impl FnMut(&mut BytesMut) -> Result<bool, E>,
+    ) -> Result<Option<E>, Error> {
         frontend::query(sql, &mut self.output)?;
         loop {
             match self.copy_message(fill) {
@@ -235,7 +243,9 @@ impl<S: Stream> Client<S> {
         // The length counts itself, not the tag.
         let length = usize::try_from(header.len()).unwrap_or(usize::MAX);
         if length > MAX_MESSAGE {
-            return Err(Error::Protocol(format!("the server sends a message of {length} bytes; this plugin takes {MAX_MESSAGE}")));
+            return Err(Error::Protocol(format!(
+                "the server sends a message of {length} bytes; this plugin takes {MAX_MESSAGE}"
+            )));
         }
         Ok(self.input.len() > length)
     }
@@ -246,7 +256,10 @@ impl<S: Stream> Client<S> {
         let read = self.stream.read(&mut self.input[start..]);
         self.input.truncate(start + *read.as_ref().unwrap_or(&0));
         match read? {
-            0 => Err(Error::Io(std::io::Error::new(std::io::ErrorKind::UnexpectedEof, "the server closed the connection"))),
+            0 => Err(Error::Io(std::io::Error::new(
+                std::io::ErrorKind::UnexpectedEof,
+                "the server closed the connection",
+            ))),
             _ => Ok(()),
         }
     }
@@ -263,7 +276,9 @@ fn request_tls<S: Stream>(stream: &mut S) -> Result<(), Error> {
     stream.read_exact(&mut answer)?;
     match answer[0] {
         b'S' => Ok(stream.start_tls()?),
-        b'N' => Err(Error::Login("the server does not speak TLS: switch it on there, or set `sslmode` to \"disable\"".to_owned())),
+        b'N' => Err(Error::Login(
+            "the server does not speak TLS: switch it on there, or set `sslmode` to \"disable\"".to_owned(),
+        )),
         _ => Err(unexpected("in answer to the request for TLS")),
     }
 }

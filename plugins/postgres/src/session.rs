@@ -48,9 +48,16 @@ impl<S: Stream> Session<S> {
         let stream = connector
             .dial(&settings.host, settings.port, settings.connect_timeout(), response)
             .map_err(|error| Error::Io(error).failure(&format!("connect to {place}"), None, Vec::new()))?;
-        let client = Client::start(stream, settings, application, &|| connector.secret("password"))
-            .map_err(|error| error.failure(&format!("log in to database {} at {place} as {}", settings.database, settings.user), None, Vec::new()))?;
-        let mut session = Session { client, version: String::new(), stages: VecDeque::new(), answered: false, lost: false };
+        let client =
+            Client::start(stream, settings, application, &|| connector.secret("password")).map_err(|error| {
+                error.failure(
+                    &format!("log in to database {} at {place} as {}", settings.database, settings.user),
+                    None,
+                    Vec::new(),
+                )
+            })?;
+        let mut session =
+            Session { client, version: String::new(), stages: VecDeque::new(), answered: false, lost: false };
         session.pin(settings)?;
         session.make_metadata(metadata)?;
         session.take_lane(metadata)?;
@@ -59,7 +66,12 @@ impl<S: Stream> Session<S> {
     }
 
     /// Runs statements; `what` says what for, in an error.
-    pub fn query(&mut self, sql: &str, what: &str, table: Option<u32>) -> Result<Vec<crate::protocol::Answer>, Failure> {
+    pub fn query(
+        &mut self,
+        sql: &str,
+        what: &str,
+        table: Option<u32>,
+    ) -> Result<Vec<crate::protocol::Answer>, Failure> {
         match self.client.query(sql) {
             Ok(answers) => {
                 self.answered = true;
@@ -99,7 +111,8 @@ impl<S: Stream> Session<S> {
         let number = self.value("SHOW server_version_num", "ask for the version", None)?;
         self.version = self.value("SHOW server_version", "ask for the version", None)?.unwrap_or_default();
         if number.and_then(|number| number.parse().ok()).is_none_or(|number: u32| number < OLDEST_SERVER) {
-            let message = format!("the server is PostgreSQL {}; this plugin needs 14 or later. Upgrade it", self.version);
+            let message =
+                format!("the server is PostgreSQL {}; this plugin needs 14 or later. Upgrade it", self.version);
             return Err(of_destination("postgres.version", message));
         }
         if settings.replica_role == ReplicaRole::Off {
@@ -143,5 +156,10 @@ impl<S: Stream> Session<S> {
 /// A later instance has taken over.
 pub fn fenced() -> Failure {
     let message = "a later instance of this lane has taken over; this one writes nothing any more".to_owned();
-    make(tidegate_sdk::model::FailureClass::Permanent, tidegate_sdk::model::FailureScope::Destination, "fenced", message)
+    make(
+        tidegate_sdk::model::FailureClass::Permanent,
+        tidegate_sdk::model::FailureScope::Destination,
+        "fenced",
+        message,
+    )
 }

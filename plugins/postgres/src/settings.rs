@@ -157,7 +157,8 @@ mod tests {
 
     #[test]
     fn an_unknown_key_is_refused_by_name() {
-        let error = serde_json::from_str::<Settings>(r#"{"host":"db","database":"shop","user":"m","passwort":"x"}"#).unwrap_err();
+        let error = serde_json::from_str::<Settings>(r#"{"host":"db","database":"shop","user":"m","passwort":"x"}"#)
+            .unwrap_err();
         assert!(error.to_string().contains("passwort"), "{error}");
     }
 

@@ -76,7 +76,8 @@ impl Target {
     pub fn new(table: &Table, settings: &Settings) -> Result<Target, Failure> {
         let source = format!("{}.{}", table.source.schema, table.source.name);
         if table.mode != "merge" {
-            let message = format!("table {source}: mode `{}` is not what this plugin writes. Set mode = \"merge\"", table.mode);
+            let message =
+                format!("table {source}: mode `{}` is not what this plugin writes. Set mode = \"merge\"", table.mode);
             return Err(of_table(table.id, "unsupported", message));
         }
         table.settings_as::<NoSettings>()?;
@@ -84,19 +85,26 @@ impl Target {
         let name = table.target.name.clone();
         for part in [&schema, &name] {
             if part.is_empty() || part.len() > MAX_IDENTIFIER || part.contains('\0') {
-                let message = format!("table {source}: its target `{part}` is not a name of 1 to {MAX_IDENTIFIER} bytes. Map it to a shorter one");
+                let message = format!(
+                    "table {source}: its target `{part}` is not a name of 1 to {MAX_IDENTIFIER} bytes. Map it to a shorter one"
+                );
                 return Err(of_table(table.id, "postgres.name", message));
             }
         }
         let mut key = Vec::with_capacity(table.key.len());
         for ordinal in &table.key {
             let Some(index) = table.columns.iter().position(|column| column.ordinal == *ordinal) else {
-                return Err(of_table(table.id, "postgres.contract", format!("table {source}: key column {ordinal} is not among its columns")));
+                return Err(of_table(
+                    table.id,
+                    "postgres.contract",
+                    format!("table {source}: key column {ordinal} is not among its columns"),
+                ));
             };
             key.push(index);
         }
         if key.is_empty() {
-            let message = format!("table {source} has no key to merge by. Give it a primary key or REPLICA IDENTITY USING INDEX");
+            let message =
+                format!("table {source} has no key to merge by. Give it a primary key or REPLICA IDENTITY USING INDEX");
             return Err(of_table(table.id, "postgres.no-key", message));
         }
         let mut columns: Vec<TargetColumn> = table.columns.iter().map(TargetColumn::new).collect();
@@ -116,7 +124,11 @@ impl Target {
     pub fn physical(&self) -> PhysicalTable {
         PhysicalTable {
             path: vec![self.schema.clone(), self.name.clone()],
-            columns: self.columns.iter().map(|column| physical_column(&column.name, &column.type_name, column.nullable)).collect(),
+            columns: self
+                .columns
+                .iter()
+                .map(|column| physical_column(&column.name, &column.type_name, column.nullable))
+                .collect(),
             snapshot: Some(self.snapshot),
         }
     }
@@ -154,7 +166,9 @@ pub fn physical_column(name: &str, type_name: &str, nullable: bool) -> PhysicalC
 
 /// `name type [NOT NULL], …` for people.
 pub fn shape(columns: &[PhysicalColumn]) -> String {
-    let shown = columns.iter().map(|column| format!("{} {}{}", column.name, column.type_name, if column.nullable { "" } else { " NOT NULL" }));
+    let shown = columns.iter().map(|column| {
+        format!("{} {}{}", column.name, column.type_name, if column.nullable { "" } else { " NOT NULL" })
+    });
     format!("({})", shown.collect::<Vec<_>>().join(", "))
 }
 

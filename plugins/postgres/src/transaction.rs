@@ -32,7 +32,14 @@ pub struct Origin {
 impl Origin {
     /// A refusal of a row of this batch.
     pub fn refusal(&self, row: u32, column: Option<u16>, code: &str, message: &str) -> Refusal {
-        Refusal { ticket: self.ticket, batch: self.batch, row, column, code: code.to_owned(), message: message.to_owned() }
+        Refusal {
+            ticket: self.ticket,
+            batch: self.batch,
+            row,
+            column,
+            code: code.to_owned(),
+            message: message.to_owned(),
+        }
     }
 }
 
@@ -69,7 +76,17 @@ impl<'a, S: Stream> Transaction<'a, S> {
             return Err(fenced());
         }
         let Some(stored) = read_stored(stored) else { return Err(odd_answer(session, what)) };
-        Ok((Transaction { session, sql: String::new(), statements: Vec::new(), what, staged: Vec::new(), filled: HashSet::new() }, stored))
+        Ok((
+            Transaction {
+                session,
+                sql: String::new(),
+                statements: Vec::new(),
+                what,
+                staged: Vec::new(),
+                filled: HashSet::new(),
+            },
+            stored,
+        ))
     }
 
     /// Gathers a statement.
@@ -105,7 +122,12 @@ impl<'a, S: Stream> Transaction<'a, S> {
 
     /// Sends what was gathered and a COPY. The failure of a line names the row of the
     /// same number.
-    pub fn copy(&mut self, sql: &str, origin: Origin, fill: impl FnMut(&mut BytesMut) -> Result<bool, Failure>) -> Result<(), Failure> {
+    pub fn copy(
+        &mut self,
+        sql: &str,
+        origin: Origin,
+        fill: impl FnMut(&mut BytesMut) -> Result<bool, Failure>,
+    ) -> Result<(), Failure> {
         // The COPY is the last of them.
         if !self.sql.is_empty() {
             self.sql.push_str(";\n");
@@ -179,7 +201,12 @@ impl<'a, S: Stream> Transaction<'a, S> {
         let mut culprits = Vec::new();
         if let Error::Server(server) = error {
             let line = server.copy_line().and_then(|line| line.checked_sub(1));
-            culprits.extend(origin.row.or(line).map(|row| origin.refusal(row, None, &format!("postgres.{}", server.code), &server.to_string())));
+            culprits.extend(
+                origin
+                    .row
+                    .or(line)
+                    .map(|row| origin.refusal(row, None, &format!("postgres.{}", server.code), &server.to_string())),
+            );
         }
         self.session.failure(error, self.what, origin.table, culprits)
     }
@@ -193,11 +220,16 @@ fn not_found(statement: &Statement, answer: &Answer) -> Failure {
         "{} of the rows came without all of their cells (unchanged TOAST), and the table has no row to take the rest from",
         missing.len()
     );
-    let rows = missing.iter().take(MAX_REFUSALS).map(|row| statement.origin.refusal(*row, None, "row-missing", "no such row in the table"));
+    let rows = missing
+        .iter()
+        .take(MAX_REFUSALS)
+        .map(|row| statement.origin.refusal(*row, None, "row-missing", "no such row in the table"));
     of_rows("row-missing", message, rows.collect())
 }
 
 fn odd_answer<S: Stream>(session: &mut Session<S>, what: &str) -> Failure {
-    let error = Error::Protocol("the server's answer, or a row of this plugin's own tables, is not what was written".to_owned());
+    let error = Error::Protocol(
+        "the server's answer, or a row of this plugin's own tables, is not what was written".to_owned(),
+    );
     session.failure(&error, what, None, Vec::new())
 }

@@ -100,7 +100,9 @@ fn spelled(base: &str, column: &Column) -> Option<String> {
 fn numeric(column: &Column) -> String {
     match (column.precision, column.scale) {
         // A scale below zero or above the precision came with version 15.
-        (Some(precision), Some(scale)) if scale >= 0 && scale.unsigned_abs() <= precision => format!("numeric({precision},{scale})"),
+        (Some(precision), Some(scale)) if scale >= 0 && scale.unsigned_abs() <= precision => {
+            format!("numeric({precision},{scale})")
+        }
         (Some(precision), None) => format!("numeric({precision},0)"),
         _ => "numeric".to_owned(),
     }
@@ -133,10 +135,16 @@ mod tests {
     #[test]
     fn built_in_types_keep_their_type_and_modifiers() {
         assert_eq!(physical(&column("int8", None)), "bigint");
-        assert_eq!(physical(&Column { precision: Some(12), scale: Some(4), ..column("numeric", None) }), "numeric(12,4)");
+        assert_eq!(
+            physical(&Column { precision: Some(12), scale: Some(4), ..column("numeric", None) }),
+            "numeric(12,4)"
+        );
         assert_eq!(physical(&Column { precision: Some(2), scale: Some(-3), ..column("numeric", None) }), "numeric");
         assert_eq!(physical(&Column { length: Some(5), ..column("bpchar", None) }), "character(5)");
-        assert_eq!(physical(&Column { precision: Some(3), ..column("timestamptz", None) }), "timestamp(3) with time zone");
+        assert_eq!(
+            physical(&Column { precision: Some(3), ..column("timestamptz", None) }),
+            "timestamp(3) with time zone"
+        );
         assert_eq!(physical(&column("array", Some("int4"))), "integer[]");
     }
 

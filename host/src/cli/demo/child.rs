@@ -36,7 +36,8 @@ pub(super) struct Pipeline {
 impl Pipeline {
     /// Starts `tidegate run` with this configuration; its log goes to a file beside it.
     pub(super) fn start(config: &Path, state: &Path, format: &str) -> Result<Pipeline> {
-        let failed = |error: std::io::Error| Error::permanent("demo.pipeline", format!("cannot start tidegate: {error}"));
+        let failed =
+            |error: std::io::Error| Error::permanent("demo.pipeline", format!("cannot start tidegate: {error}"));
         let log = config.with_file_name("tidegate.log");
         let mut command = Command::new(std::env::current_exe().map_err(failed)?);
         command.arg("--config").arg(config).args(["--log", format, "run"]);
@@ -144,9 +145,11 @@ fn first_error(report: &StatusReport) -> Option<(String, &StatusError)> {
         if let Some(error) = own {
             return Some((destination.name.clone(), error));
         }
-        destination.tables.iter().filter(|table| table.state == TableState::Errored).find_map(|table| {
-            Some((format!("{} {}", destination.name, table.table), table.error.as_ref()?))
-        })
+        destination
+            .tables
+            .iter()
+            .filter(|table| table.state == TableState::Errored)
+            .find_map(|table| Some((format!("{} {}", destination.name, table.table), table.error.as_ref()?)))
     })
 }
 

@@ -123,7 +123,8 @@ fn column_differences(ours: &[Column], theirs: &[Column]) -> Vec<String> {
         match theirs.iter().find(|other| other.name == column.name) {
             None => differences.push(format!("column {} is missing", column.name)),
             Some(other) if other.declared != column.declared => {
-                differences.push(format!("column {} is {} instead of {}", column.name, other.declared, column.declared));
+                differences
+                    .push(format!("column {} is {} instead of {}", column.name, other.declared, column.declared));
             }
             Some(_) => {}
         }

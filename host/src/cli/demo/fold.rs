@@ -24,11 +24,28 @@ const CHUNK: usize = 64 * 1024;
 #[derive(Deserialize)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
 enum Event {
-    Schema { table: String, key: Vec<String>, columns: Vec<LoggedColumn> },
-    BeginCopy { table: String, run: String },
-    FinishCopy { table: String, run: String, as_of: LoggedPosition },
-    File { table: String, file: String, run: Option<String> },
-    Drop { table: String },
+    Schema {
+        table: String,
+        key: Vec<String>,
+        columns: Vec<LoggedColumn>,
+    },
+    BeginCopy {
+        table: String,
+        run: String,
+    },
+    FinishCopy {
+        table: String,
+        run: String,
+        as_of: LoggedPosition,
+    },
+    File {
+        table: String,
+        file: String,
+        run: Option<String>,
+    },
+    Drop {
+        table: String,
+    },
     #[serde(other)]
     Other,
 }
@@ -66,19 +83,13 @@ struct Table {
 }
 
 /// Folds the log in a directory and loads what comes of it into tables of these columns.
-pub(super) async fn load(
-    directory: &Path,
-    client: &Client,
-    columns: &BTreeMap<TableName, Vec<Column>>,
-) -> Result<()> {
+pub(super) async fn load(directory: &Path, client: &Client, columns: &BTreeMap<TableName, Vec<Column>>) -> Result<()> {
     let directory = directory.to_owned();
     let folded = tokio::task::spawn_blocking(move || fold(&directory));
     let folded = folded.await.map_err(|error| Error::permanent("demo.fold", format!("folding failed: {error}")))??;
     for (name, columns) in columns {
-        let declared: Vec<String> = columns
-            .iter()
-            .map(|column| format!("{} {}", quote_identifier(&column.name), column.declared))
-            .collect();
+        let declared: Vec<String> =
+            columns.iter().map(|column| format!("{} {}", quote_identifier(&column.name), column.declared)).collect();
         let sql = format!("CREATE TABLE {} ({})", name.quoted(), declared.join(", "));
         run(client, "create a table for the folded log", &sql).await?;
         // One that is not in the log stays empty, and differs.
@@ -130,9 +141,8 @@ fn read_file(table: &mut Table, path: &PathBuf, run: Option<&str>) -> Result<()>
 }
 
 fn for_each_line(path: &Path, mut each: impl FnMut(&[u8]) -> Result<()>) -> Result<()> {
-    let unreadable = |error: std::io::Error| {
-        Error::permanent("demo.fold", format!("cannot read {}: {error}", path.display()))
-    };
+    let unreadable =
+        |error: std::io::Error| Error::permanent("demo.fold", format!("cannot read {}: {error}", path.display()));
     let mut reader = BufReader::new(File::open(path).map_err(unreadable)?);
     let mut line = Vec::new();
     loop {
@@ -348,29 +358,45 @@ mod tests {
     fn the_log_folds_to_what_the_table_is() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path();
-        write(path, "manifest.ndjson", &[
-            r#"{"seq":0,"kind":"head","version":1,"pipeline":"p","destination":"d"}"#,
-            SCHEMA,
-            r#"{"seq":2,"kind":"begin-copy","table":"public.t","run":"r","snapshot":"1:0"}"#,
-            r#"{"seq":3,"kind":"file","table":"public.t","file":"copy","format":"ndjson","rows":3,"snapshot":"1:0","first":{"epoch":0,"commit":"5","ordinal":"0"},"last":{"epoch":0,"commit":"5","ordinal":"0"},"run":"r","batches":["1"]}"#,
-            r#"{"seq":4,"kind":"finish-copy","table":"public.t","run":"r","as_of":{"epoch":0,"commit":"5","ordinal":"0"}}"#,
-            r#"{"seq":5,"kind":"file","table":"public.t","file":"one","format":"ndjson","rows":3,"snapshot":"1:0","first":{"epoch":0,"commit":"9","ordinal":"1"},"last":{"epoch":0,"commit":"9","ordinal":"4"}}"#,
-            r#"{"seq":6,"kind":"schema","table":"public.t","source":["public","t"],"target":["public","t"],"snapshot":"2:1","key":["id"],"columns":[{"name":"id","type":"int32","nullable":false,"ordinal":1},{"name":"b","type":"utf8","nullable":true,"ordinal":2},{"name":"c","type":"int32","nullable":true,"ordinal":3,"default":"7"}]}"#,
-            r#"{"seq":7,"kind":"file","table":"public.t","file":"two","format":"ndjson","rows":2,"snapshot":"2:1","first":{"epoch":0,"commit":"11","ordinal":"1"},"last":{"epoch":0,"commit":"11","ordinal":"2"}}"#,
-        ]);
-        write(path, "copy", &[
-            r#"{"id":1,"a":"x","_tg_op":"copy","_tg_epoch":0,"_tg_commit":"5","_tg_ordinal":"0"}"#,
-            r#"{"id":2,"a":null,"_tg_op":"copy","_tg_epoch":0,"_tg_commit":"5","_tg_ordinal":"0"}"#,
-            r#"{"id":3,"a":"z","_tg_op":"copy","_tg_epoch":0,"_tg_commit":"5","_tg_ordinal":"0"}"#,
-        ]);
+        write(
+            path,
+            "manifest.ndjson",
+            &[
+                r#"{"seq":0,"kind":"head","version":1,"pipeline":"p","destination":"d"}"#,
+                SCHEMA,
+                r#"{"seq":2,"kind":"begin-copy","table":"public.t","run":"r","snapshot":"1:0"}"#,
+                r#"{"seq":3,"kind":"file","table":"public.t","file":"copy","format":"ndjson","rows":3,"snapshot":"1:0","first":{"epoch":0,"commit":"5","ordinal":"0"},"last":{"epoch":0,"commit":"5","ordinal":"0"},"run":"r","batches":["1"]}"#,
+                r#"{"seq":4,"kind":"finish-copy","table":"public.t","run":"r","as_of":{"epoch":0,"commit":"5","ordinal":"0"}}"#,
+                r#"{"seq":5,"kind":"file","table":"public.t","file":"one","format":"ndjson","rows":3,"snapshot":"1:0","first":{"epoch":0,"commit":"9","ordinal":"1"},"last":{"epoch":0,"commit":"9","ordinal":"4"}}"#,
+                r#"{"seq":6,"kind":"schema","table":"public.t","source":["public","t"],"target":["public","t"],"snapshot":"2:1","key":["id"],"columns":[{"name":"id","type":"int32","nullable":false,"ordinal":1},{"name":"b","type":"utf8","nullable":true,"ordinal":2},{"name":"c","type":"int32","nullable":true,"ordinal":3,"default":"7"}]}"#,
+                r#"{"seq":7,"kind":"file","table":"public.t","file":"two","format":"ndjson","rows":2,"snapshot":"2:1","first":{"epoch":0,"commit":"11","ordinal":"1"},"last":{"epoch":0,"commit":"11","ordinal":"2"}}"#,
+            ],
+        );
+        write(
+            path,
+            "copy",
+            &[
+                r#"{"id":1,"a":"x","_tg_op":"copy","_tg_epoch":0,"_tg_commit":"5","_tg_ordinal":"0"}"#,
+                r#"{"id":2,"a":null,"_tg_op":"copy","_tg_epoch":0,"_tg_commit":"5","_tg_ordinal":"0"}"#,
+                r#"{"id":3,"a":"z","_tg_op":"copy","_tg_epoch":0,"_tg_commit":"5","_tg_ordinal":"0"}"#,
+            ],
+        );
         let moved = r#"{"id":10,"_tg_op":"update","_tg_epoch":0,"_tg_commit":"9","_tg_ordinal":"2","_tg_missing":["a"],"_tg_old_key":{"id":"1"}}"#;
-        write(path, "one", &[
-            r#"{"id":2,"_tg_op":"delete","_tg_epoch":0,"_tg_commit":"9","_tg_ordinal":"1","_tg_missing":["a"]}"#,
-            moved,
-            // Sent again after a crash.
-            moved,
-        ]);
-        write(path, "two", &[r#"{"id":3,"b":"new","c":8,"_tg_op":"update","_tg_epoch":0,"_tg_commit":"11","_tg_ordinal":"1"}"#]);
+        write(
+            path,
+            "one",
+            &[
+                r#"{"id":2,"_tg_op":"delete","_tg_epoch":0,"_tg_commit":"9","_tg_ordinal":"1","_tg_missing":["a"]}"#,
+                moved,
+                // Sent again after a crash.
+                moved,
+            ],
+        );
+        write(
+            path,
+            "two",
+            &[r#"{"id":3,"b":"new","c":8,"_tg_op":"update","_tg_epoch":0,"_tg_commit":"11","_tg_ordinal":"1"}"#],
+        );
         let tables = fold(path).unwrap();
         let mut rows: Vec<String> = tables["public.t"]
             .rows

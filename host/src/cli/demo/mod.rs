@@ -22,8 +22,8 @@ use super::log::LogOptions;
 use super::progress::Steps;
 use super::{paint, print_json, print_text};
 use crate::error::{Error, Exit, Result};
-use crate::position::Lsn;
 use crate::plugin::Directory;
+use crate::position::Lsn;
 use crate::schema::table::TableName;
 use crate::scratch::{Cluster, ClusterOptions};
 use crate::source::config::SourceConfig;
@@ -39,8 +39,10 @@ const FOLDED: &str = "folded";
 const FEWEST_ROWS: u64 = 1_000;
 
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Needs PostgreSQL's server binaries and the plugins postgres and files (tidegate plugin build).\n\n\
-    Example:\n  tidegate demo --rows 1000000 --keep")]
+#[command(
+    after_help = "Needs PostgreSQL's server binaries and the plugins postgres and files (tidegate plugin build).\n\n\
+    Example:\n  tidegate demo --rows 1000000 --keep"
+)]
 pub(super) struct Args {
     /// Rows in the shop before anything is replicated
     #[arg(long, value_name = "N", default_value_t = 200_000, value_parser = clap::value_parser!(u64).range(FEWEST_ROWS..))]
@@ -173,9 +175,11 @@ async fn copy(pipeline: &mut Pipeline, steps: &mut Steps, started: Instant) -> R
 }
 
 fn report_ready(report: &StatusReport, destination: &str) -> bool {
-    report.destinations.iter().filter(|known| known.name == destination).all(|destination| {
-        destination.tables.iter().all(|table| table.state == crate::store::TableState::Ready)
-    })
+    report
+        .destinations
+        .iter()
+        .filter(|known| known.name == destination)
+        .all(|destination| destination.tables.iter().all(|table| table.state == crate::store::TableState::Ready))
 }
 
 fn rate(changes: u64, time: Option<Duration>) -> Option<f64> {
@@ -270,7 +274,8 @@ files = [{{ path = "{FILES}", mode = "read-write" }}]
         steps.begin("inserts, updates, deletes, key changes, a TRUNCATE and ALTER TABLE in between");
         let mixed = workload::mixed(&url, sizes, time).await?;
         let (report, _) = self.caught_up(&shop, pipeline, Instant::now()).await?;
-        let delays = report.destinations.iter().filter_map(|known| Some((known.name.clone(), known.delay_ms?))).collect();
+        let delays =
+            report.destinations.iter().filter_map(|known| Some((known.name.clone(), known.delay_ms?))).collect();
         steps.begin("a burst of changes");
         let began = Instant::now();
         let burst = workload::burst(&shop, sizes).await?;
@@ -289,9 +294,10 @@ files = [{{ path = "{FILES}", mode = "read-write" }}]
     ) -> Result<(StatusReport, BTreeMap<String, Duration>)> {
         let row = shop.query_one("SELECT pg_current_wal_lsn()::text", &[]).await;
         let row = row.map_err(|error| shop::sql_error("ask for the log's end", &error))?;
-        let end: Lsn = row.get::<_, &str>(0).parse().map_err(|error| {
-            Error::permanent("demo.sql", format!("pg_current_wal_lsn() is odd: {error}"))
-        })?;
+        let end: Lsn = row
+            .get::<_, &str>(0)
+            .parse()
+            .map_err(|error| Error::permanent("demo.sql", format!("pg_current_wal_lsn() is odd: {error}")))?;
         // A change behind it, so that checkpoints pass it at once and not when idle.
         run(shop, "beat", &format!("UPDATE {HEARTBEAT} SET at = clock_timestamp()")).await?;
         let mut reached: BTreeMap<String, Duration> = BTreeMap::new();

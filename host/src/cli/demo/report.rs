@@ -67,7 +67,8 @@ impl Report {
                 if table.equal() { paint::good("equal") } else { paint::bad("differs") },
             ]);
         }
-        let mut speed = paint::table(&["destination", "copy", "changes per second", "commit to durable: median", "p99"]);
+        let mut speed =
+            paint::table(&["destination", "copy", "changes per second", "commit to durable: median", "p99"]);
         for destination in &self.destinations {
             let ms = |value: Option<f64>| right(value.map_or("-".to_owned(), |ms| format!("{ms:.0} ms")));
             speed.add_row(vec![

@@ -36,7 +36,8 @@ impl Sizes {
 
 /// A connection of the demo's own, to one of its scratch clusters.
 pub(super) async fn connect(url: &str) -> Result<Client> {
-    let (client, connection) = tokio_postgres::connect(url, NoTls).await.map_err(|error| sql_error("connect", &error))?;
+    let (client, connection) =
+        tokio_postgres::connect(url, NoTls).await.map_err(|error| sql_error("connect", &error))?;
     tokio::spawn(async move {
         // What ends it shows at the client's next query.
         if let Err(error) = connection.await {

@@ -69,7 +69,8 @@ pub(super) async fn mixed(url: &str, sizes: Sizes, time: Duration) -> Result<Don
     }
     let schema_changes = evolve(&connect(url).await?, time, &changes).await?;
     while let Some(writer) = writers.join_next().await {
-        writer.map_err(|error| crate::error::Error::permanent("demo.workload", format!("a writer failed: {error}")))??;
+        writer
+            .map_err(|error| crate::error::Error::permanent("demo.workload", format!("a writer failed: {error}")))??;
     }
     Ok(Done { changes: changes.load(Ordering::Relaxed), schema_changes })
 }

@@ -86,13 +86,7 @@ impl SpoolReader {
     }
 
     /// Takes whole frames off the beginning of a range.
-    fn take(
-        &mut self,
-        range: &Range,
-        mut chunk: Bytes,
-        max_bytes: usize,
-        rewinds: &[Rewind],
-    ) -> Result<Vec<Frame>> {
+    fn take(&mut self, range: &Range, mut chunk: Bytes, max_bytes: usize, rewinds: &[Rewind]) -> Result<Vec<Frame>> {
         let mut frames = Vec::new();
         let mut bytes = 0;
         let mut offset = range.start;

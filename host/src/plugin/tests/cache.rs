@@ -38,8 +38,16 @@ async fn a_file_that_is_no_plugin_is_refused_with_what_is_wrong() {
         ("core module", b"\0asm\x01\0\0\0".to_vec(), "plugin.not-a-component"),
         ("empty component", b"\0asm\x0d\0\x01\0".to_vec(), "plugin.missing-export"),
         ("cut short", good[..good.len() / 2].to_vec(), "plugin.damaged"),
-        ("another version", patched(&good, "tidegate:destination/plugin@0.1.0", "tidegate:destination/plugin@0.9.0"), "plugin.version"),
-        ("another world", patched(&good, "tidegate:destination/plugin@0.1.0", "somebody:destination/plugin@0.1.0"), "plugin.missing-export"),
+        (
+            "another version",
+            patched(&good, "tidegate:destination/plugin@0.1.0", "tidegate:destination/plugin@0.9.0"),
+            "plugin.version",
+        ),
+        (
+            "another world",
+            patched(&good, "tidegate:destination/plugin@0.1.0", "somebody:destination/plugin@0.1.0"),
+            "plugin.missing-export",
+        ),
         ("sockets", patched(&good, "wasi:cli/environment@", "wasi:sockets/network@"), "plugin.extra-import"),
     ] {
         let error = refused(&content).await;

@@ -52,10 +52,16 @@ async fn a_secret_is_read_only_where_granted_and_never_repeated() {
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), "hunter2\n").unwrap();
     let secret = |readable| SecretGrant { source: SecretSource::File(file.path().into()), readable };
-    let grants = Grants { secrets: [("open".to_owned(), secret(true)), ("kept".to_owned(), secret(false))].into(), ..Grants::default() };
+    let grants = Grants {
+        secrets: [("open".to_owned(), secret(true)), ("kept".to_owned(), secret(false))].into(),
+        ..Grants::default()
+    };
     let options = options(grants);
     // The guest repeats it in a failure; the host does not.
-    assert_eq!(told(&options, json!({"on": "open", "do": "secret", "name": "open"})).await, ("told".into(), "it is ***".into()));
+    assert_eq!(
+        told(&options, json!({"on": "open", "do": "secret", "name": "open"})).await,
+        ("told".into(), "it is ***".into())
+    );
     assert_eq!(told(&options, json!({"on": "open", "do": "secret", "name": "kept"})).await.0, "refused");
     assert_eq!(told(&options, json!({"on": "open", "do": "secret", "name": "none"})).await.0, "refused");
 }
@@ -100,7 +106,13 @@ async fn only_granted_directories_are_there_and_none_leads_out() {
     let write = |path: &str| json!({"on": "open", "do": "write-file", "path": path, "content": "new"});
     assert_eq!(told(&options, read("/data/rw/a")).await, ("told".into(), "inside".into()));
     assert_eq!(told(&options, read("/data/ro/a")).await, ("told".into(), "inside".into()));
-    for beyond in ["/data/rw/link", "/data/rw/../outside", "/data/rw/../../../../../../etc/passwd", "/etc/passwd", "/data/ro/../rw/../outside"] {
+    for beyond in [
+        "/data/rw/link",
+        "/data/rw/../outside",
+        "/data/rw/../../../../../../etc/passwd",
+        "/etc/passwd",
+        "/data/ro/../rw/../outside",
+    ] {
         assert_eq!(told(&options, read(beyond)).await.0, "refused", "{beyond}");
     }
     open(&options, write("/data/rw/b")).await.1.unwrap();

@@ -41,7 +41,8 @@ async fn after_a_trap_the_instance_refuses_and_a_new_one_works() {
 
 #[tokio::test]
 async fn a_panic_in_open_says_what_and_where_on_one_line() {
-    let (_, ready) = open(&options(Grants::default()), json!({"on": "open", "do": "panic", "words": "a\nb\u{1b}[31m"})).await;
+    let (_, ready) =
+        open(&options(Grants::default()), json!({"on": "open", "do": "panic", "words": "a\nb\u{1b}[31m"})).await;
     let message = trap_of(ready);
     assert!(message.contains("the guest's last words: a b") && message.contains("lib.rs:"), "{message}");
     assert!(!message.chars().any(char::is_control), "{message:?}");

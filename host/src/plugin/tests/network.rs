@@ -63,7 +63,9 @@ async fn a_guest_reaches_what_is_granted_and_nothing_else() {
     let granted = grant(&format!("127.0.0.1:{port}"));
     assert_eq!(told(&granting(std::slice::from_ref(&granted)), dial("127.0.0.1", port)).await, pong);
     assert_eq!(told(&granting(&[grant(&format!("localhost:{port}"))]), dial("LocalHost.", port)).await, pong);
-    for (host, port) in [("127.0.0.1", port.wrapping_add(1)), ("localhost", port), ("127.0.0.2", port), ("example.com", 80)] {
+    for (host, port) in
+        [("127.0.0.1", port.wrapping_add(1)), ("localhost", port), ("127.0.0.2", port), ("example.com", 80)]
+    {
         let (code, message) = told(&granting(std::slice::from_ref(&granted)), dial(host, port)).await;
         assert!(code == "forbidden" && message.contains(host), "{host}: {message}");
     }
@@ -113,7 +115,19 @@ async fn silence_is_a_timeout_and_too_many_connections_are_refused() {
 fn certificate(directory: &std::path::Path) -> (PathBuf, PathBuf) {
     let (certificate, key) = (directory.join("cert.pem"), directory.join("key.pem"));
     let made = Command::new("openssl")
-        .args(["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2", "-subj", "/CN=test"])
+        .args([
+            "req",
+            "-x509",
+            "-newkey",
+            "ec",
+            "-pkeyopt",
+            "ec_paramgen_curve:prime256v1",
+            "-nodes",
+            "-days",
+            "2",
+            "-subj",
+            "/CN=test",
+        ])
         .args(["-addext", "subjectAltName=DNS:localhost", "-addext", "basicConstraints=critical,CA:FALSE"])
         .arg("-keyout")
         .arg(&key)
@@ -142,7 +156,10 @@ async fn tls_is_spoken_by_the_host_and_checks_name_and_authority() {
     let by = |host: &str, ca: Option<PathBuf>| granting(&[NetworkGrant { ca, ..grant(&format!("{host}:{port}")) }]);
 
     // The certificate crosses too, for channel binding.
-    assert_eq!(told(&by("localhost", Some(certificate.clone())), secure("localhost")).await, ("told".into(), "pong true".into()));
+    assert_eq!(
+        told(&by("localhost", Some(certificate.clone())), secure("localhost")).await,
+        ("told".into(), "pong true".into())
+    );
     // Another name than the certificate's.
     assert_eq!(told(&by("127.0.0.1", Some(certificate.clone())), secure("127.0.0.1")).await.0, "tls");
     // An authority that the system does not know.
@@ -152,5 +169,8 @@ async fn tls_is_spoken_by_the_host_and_checks_name_and_authority() {
     // A server that does not speak TLS.
     let plain = listen(None).await;
     let grants = granting(&[NetworkGrant { ca: Some(certificate), ..grant(&format!("localhost:{plain}")) }]);
-    assert_eq!(told(&grants, json!({"on": "open", "do": "dial", "host": "localhost", "port": plain, "tls": true})).await.0, "tls");
+    assert_eq!(
+        told(&grants, json!({"on": "open", "do": "dial", "host": "localhost", "port": plain, "tls": true})).await.0,
+        "tls"
+    );
 }

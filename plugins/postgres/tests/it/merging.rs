@@ -23,7 +23,8 @@ fn content(db: &str) -> String {
 /// Runs a case with few rows, and again with so many others that it goes by the
 /// staging table. The others have ids from 1,000 on.
 fn both_ways(name: &str, rows: u32, case: impl Fn(&mut Mirror<Native>, &Table, &[&[C]])) -> String {
-    let filler: Vec<[C; 3]> = (1_000..1_100).map(|id: u32| [V(Box::leak(id.to_string().into_boxed_str())), V("f"), N]).collect();
+    let filler: Vec<[C; 3]> =
+        (1_000..1_100).map(|id: u32| [V(Box::leak(id.to_string().into_boxed_str())), V("f"), N]).collect();
     let filler: Vec<&[C]> = filler.iter().map(|row| &row[..]).collect();
     let mut found = Vec::new();
     for (way, extra) in [("few", &[][..]), ("many", &filler[..])] {
@@ -31,13 +32,23 @@ fn both_ways(name: &str, rows: u32, case: impl Fn(&mut Mirror<Native>, &Table, &
         let (mut mirror, t) = copied_table(&db, rows);
         case(&mut mirror, &t, extra);
         assert_eq!(server().sql(&db, "SELECT count(*) FROM t WHERE id >= 1000"), extra.len().to_string());
-        found.push(server().sql(&db, "SELECT id, coalesce(v, 'null'), coalesce(big, 'null') FROM t WHERE id < 1000 ORDER BY id"));
+        found.push(
+            server()
+                .sql(&db, "SELECT id, coalesce(v, 'null'), coalesce(big, 'null') FROM t WHERE id < 1000 ORDER BY id"),
+        );
     }
     assert_eq!(found[0], found[1]);
     found.remove(0)
 }
 
-fn write(mirror: &mut Mirror<Native>, t: &Table, upserts: &[&[C]], extra: &[&[C]], moved: &[(u32, &[C])], deletes: &[&[C]]) {
+fn write(
+    mirror: &mut Mirror<Native>,
+    t: &Table,
+    upserts: &[&[C]],
+    extra: &[&[C]],
+    moved: &[(u32, &[C])],
+    deletes: &[&[C]],
+) {
     let upserts: Vec<&[C]> = upserts.iter().chain(extra).copied().collect();
     let ack = mirror.write_group(&group(1, vec![merged(t, Some(at(2_000, 0)), &upserts, moved, deletes)])).unwrap();
     assert_eq!((ack.durable, ack.refused.len()), (1, 0));
@@ -76,7 +87,14 @@ fn a_moved_row_takes_its_missing_cells_along() {
 #[test]
 fn two_rows_that_swap_their_keys_swap_their_missing_cells() {
     let after = both_ways("swap", 2, |mirror, t, extra| {
-        write(mirror, t, &[&[V("2"), V("one"), M], &[V("1"), V("two"), M]], extra, &[(0, &[V("1")]), (1, &[V("2")])], &[]);
+        write(
+            mirror,
+            t,
+            &[&[V("2"), V("one"), M], &[V("1"), V("two"), M]],
+            extra,
+            &[(0, &[V("1")]), (1, &[V("2")])],
+            &[],
+        );
     });
     assert_eq!(after, "1|two|big2\n2|one|big1");
 }
@@ -106,13 +124,15 @@ fn a_missing_cell_without_its_row_is_refused_with_the_row_named() {
         let mut upserts: Vec<[C; 3]> = vec![[V("1"), V("x"), M], [V("50"), V("y"), M]];
         upserts.extend((0..extra).map(|id: u32| [V(Box::leak((id + 1_000).to_string().into_boxed_str())), N, N]));
         let upserts: Vec<&[C]> = upserts.iter().map(|row| &row[..]).collect();
-        let failure = mirror.write_group(&group(7, vec![merged(&t, Some(at(2_000, 0)), &upserts, &[], &[])])).unwrap_err();
+        let failure =
+            mirror.write_group(&group(7, vec![merged(&t, Some(at(2_000, 0)), &upserts, &[], &[])])).unwrap_err();
         assert_eq!((failure.code.as_str(), failure.scope), ("row-missing", FailureScope::Row));
         let named: Vec<(u64, u32, u32)> = failure.rows.iter().map(|row| (row.ticket, row.batch, row.row)).collect();
         assert_eq!(named, [(7, 0, 1)]);
         assert_eq!(content(&db), "1|v1|big1\n2|v2|big2", "nothing of a failed group is written");
         // Without the culprit it goes through.
-        let rest: Vec<&[C]> = upserts.iter().enumerate().filter(|(index, _)| *index != 1).map(|(_, row)| *row).collect();
+        let rest: Vec<&[C]> =
+            upserts.iter().enumerate().filter(|(index, _)| *index != 1).map(|(_, row)| *row).collect();
         mirror.write_group(&group(7, vec![merged(&t, Some(at(2_000, 0)), &rest, &[], &[])])).unwrap();
     }
 }
@@ -140,10 +160,14 @@ fn a_key_of_two_columns_names_rows() {
         let mut upserts: Vec<[C; 3]> = vec![[V("1"), V("new"), V("q")], [V("3"), M, V("p")]];
         upserts.extend((0..extra).map(|id: u32| [V(Box::leak((id + 100).to_string().into_boxed_str())), N, V("f")]));
         let upserts: Vec<&[C]> = upserts.iter().map(|row| &row[..]).collect();
-        let batch = merged(&t, Some(at(2, 0)), &upserts, &[(1, &[V("2"), V("p")])], &[&[V("2"), V("p")], &[V("1"), V("p")]]);
+        let batch =
+            merged(&t, Some(at(2, 0)), &upserts, &[(1, &[V("2"), V("p")])], &[&[V("2"), V("p")], &[V("1"), V("p")]]);
         mirror.write_group(&group(1, vec![batch])).unwrap();
         assert_eq!(server().sql(&db, "SELECT a, v, b FROM t WHERE b <> 'f' ORDER BY b, a"), "3|z|p\n1|new|q");
-        assert_eq!(server().sql(&db, "SELECT pg_get_constraintdef(oid) FROM pg_constraint WHERE conrelid = 't'::regclass"), "PRIMARY KEY (b, a)");
+        assert_eq!(
+            server().sql(&db, "SELECT pg_get_constraintdef(oid) FROM pg_constraint WHERE conrelid = 't'::regclass"),
+            "PRIMARY KEY (b, a)"
+        );
     }
 }
 
@@ -177,12 +201,15 @@ fn a_truncation_stands_between_the_rows_before_and_after_it() {
 fn two_staged_batches_of_a_table_in_one_group_do_not_mix() {
     let db = database("two_staged");
     let (mut mirror, t) = copied_table(&db, 0);
-    let ids = |from: u32| (from..from + 60).map(|id| [V(Box::leak(id.to_string().into_boxed_str())), N, N]).collect::<Vec<[C; 3]>>();
+    let ids = |from: u32| {
+        (from..from + 60).map(|id| [V(Box::leak(id.to_string().into_boxed_str())), N, N]).collect::<Vec<[C; 3]>>()
+    };
     let (first, second) = (ids(0), ids(100));
     let first: Vec<&[C]> = first.iter().map(|row| &row[..]).collect();
     let second: Vec<&[C]> = second.iter().map(|row| &row[..]).collect();
     let gone: Vec<&[C]> = first.iter().map(|row| &row[..1]).collect();
-    let batches = vec![merged(&t, Some(at(1_001, 0)), &first, &[], &[]), merged(&t, Some(at(1_002, 0)), &second, &[], &gone)];
+    let batches =
+        vec![merged(&t, Some(at(1_001, 0)), &first, &[], &[]), merged(&t, Some(at(1_002, 0)), &second, &[], &gone)];
     mirror.write_group(&group(1, batches)).unwrap();
     assert_eq!(server().sql(&db, "SELECT count(*), min(id) FROM t"), "60|100");
     // And once more in the next transaction, with the staging table that is there now.

@@ -68,12 +68,18 @@ fn a_new_run_begins_empty_and_rows_of_the_old_one_are_refused() {
     mirror.begin_copy(&t, "r2").unwrap();
     assert_eq!(server().sql(&db, "SELECT count(*) FROM t"), "0");
     let failure = mirror.write_group(&group(2, vec![copied(&t, "r1", "c", &[&[V("2")]])])).unwrap_err();
-    assert_eq!((failure.code.as_str(), failure.scope, failure.table_id), ("postgres.wrong-run", FailureScope::Table, Some(1)));
+    assert_eq!(
+        (failure.code.as_str(), failure.scope, failure.table_id),
+        ("postgres.wrong-run", FailureScope::Table, Some(1))
+    );
     assert_eq!(mirror.finish_copy(&t, "r1", at(1, 0)).unwrap_err().code, "postgres.wrong-run");
     // The batch id of the old run is another one's.
     mirror.write_group(&group(3, vec![copied(&t, "r2", "b", &[&[V("3")]])])).unwrap();
     mirror.finish_copy(&t, "r2", at(1, 0)).unwrap();
-    assert_eq!(mirror.write_group(&group(4, vec![copied(&t, "r2", "d", &[&[V("4")]])])).unwrap_err().code, "postgres.run-finished");
+    assert_eq!(
+        mirror.write_group(&group(4, vec![copied(&t, "r2", "d", &[&[V("4")]])])).unwrap_err().code,
+        "postgres.run-finished"
+    );
     assert_eq!(server().sql(&db, "SELECT id FROM t"), "3");
 }
 
@@ -114,7 +120,11 @@ fn a_table_that_somebody_else_made_is_taken_only_if_it_is_the_same_and_empty() {
     server().sql(&db, "CREATE TABLE other (id int PRIMARY KEY, w int); CREATE TABLE keyless (id int NOT NULL, v text)");
     for (id, name) in [(1, "rows_in"), (2, "other"), (3, "keyless")] {
         let failure = mirror.begin_copy(&table(id, name, &[1], &["id:int4", "v:text?"]), "r").unwrap_err();
-        assert_eq!((failure.code.as_str(), failure.scope, failure.table_id), ("postgres.foreign-table", FailureScope::Table, Some(id)), "{name}");
+        assert_eq!(
+            (failure.code.as_str(), failure.scope, failure.table_id),
+            ("postgres.foreign-table", FailureScope::Table, Some(id)),
+            "{name}"
+        );
         if name == "other" {
             assert!(failure.message.contains("w integer") && failure.message.contains("v text"), "{}", failure.message);
         }
@@ -133,7 +143,10 @@ fn a_table_that_was_dropped_at_the_destination_has_no_position() {
     server().sql(&db, "DROP TABLE t");
     assert_eq!(mirror.attach_table(&t).unwrap(), None);
     let failure = mirror.write_group(&group(1, vec![merged(&t, Some(at(2, 0)), &[&[V("1")]], &[], &[])])).unwrap_err();
-    assert_eq!((failure.class, failure.scope, failure.table_id), (FailureClass::Permanent, FailureScope::Table, Some(1)));
+    assert_eq!(
+        (failure.class, failure.scope, failure.table_id),
+        (FailureClass::Permanent, FailureScope::Table, Some(1))
+    );
 }
 
 #[test]
@@ -148,7 +161,10 @@ fn a_connection_cut_before_commit_leaves_nothing_and_the_group_is_written_again(
     let group = group(1, vec![merged(&t, Some(at(1_001, 0)), &rows, &[], &[])]);
     faults.borrow_mut().cut_before = Some("COMMIT\0");
     let failure = mirror.write_group(&group).unwrap_err();
-    assert_eq!((failure.class, failure.scope, failure.code.as_str()), (FailureClass::Transient, FailureScope::Destination, "postgres.connection"));
+    assert_eq!(
+        (failure.class, failure.scope, failure.code.as_str()),
+        (FailureClass::Transient, FailureScope::Destination, "postgres.connection")
+    );
     assert_eq!(server().sql(&db, "SELECT count(*) FROM t"), "0");
     assert_eq!(mirror.write_group(&group).unwrap().durable, 1);
     assert_eq!(server().sql(&db, "SELECT count(*) FROM t"), "80");
@@ -182,7 +198,10 @@ fn a_connection_that_went_while_idle_is_made_again_within_the_call() {
     let t = table(1, "t", &[1], &["id:int4"]);
     mirror.begin_copy(&t, "r").unwrap();
     mirror.finish_copy(&t, "r", at(1, 0)).unwrap();
-    server().sql("postgres", "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = 'idle_cut' AND pid <> pg_backend_pid()");
+    server().sql(
+        "postgres",
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = 'idle_cut' AND pid <> pg_backend_pid()",
+    );
     while server().sql("postgres", "SELECT count(*) FROM pg_stat_activity WHERE datname = 'idle_cut'") != "0" {
         std::thread::yield_now();
     }
@@ -204,7 +223,10 @@ fn a_lock_that_is_not_given_is_transient() {
         let db = db.clone();
         move || server().sql(&db, "BEGIN; LOCK TABLE t; SELECT pg_sleep(1.5); COMMIT")
     });
-    while server().sql(&db, "SELECT count(*) FROM pg_locks WHERE relation = 't'::regclass AND mode = 'AccessExclusiveLock'") == "0" {
+    while server()
+        .sql(&db, "SELECT count(*) FROM pg_locks WHERE relation = 't'::regclass AND mode = 'AccessExclusiveLock'")
+        == "0"
+    {
         std::thread::yield_now();
     }
     let write = group(1, vec![merged(&t, Some(at(2, 0)), &[&[V("1")]], &[], &[])]);

@@ -20,7 +20,8 @@ fn start(db: &str) -> (Mirror<Native>, Table) {
     let t = table(1, "t", &[1], &["id:int4", "a:text?", "b:int4?"]);
     mirror.begin_copy(&t, "r").unwrap();
     mirror.finish_copy(&t, "r", at(1_000, 0)).unwrap();
-    let rows: Vec<[C; 3]> = (0..60).map(|id: u32| [V(Box::leak(id.to_string().into_boxed_str())), V("x"), V("7")]).collect();
+    let rows: Vec<[C; 3]> =
+        (0..60).map(|id: u32| [V(Box::leak(id.to_string().into_boxed_str())), V("x"), V("7")]).collect();
     let rows: Vec<&[C]> = rows.iter().map(|row| &row[..]).collect();
     mirror.write_group(&group(1, vec![merged(&t, Some(at(1_001, 0)), &rows, &[], &[])])).unwrap();
     (mirror, t)
@@ -85,7 +86,8 @@ fn rows_of_the_new_version_follow_without_another_attach() {
     let steps = vec![step("drop-column", Some(&t.columns[1]), None), step("add-column", None, Some(&added))];
     mirror.apply_schema(&SchemaChange { before: t.clone(), after: after.clone(), steps }).unwrap();
     // Enough rows for the staging table, which had the old columns.
-    let rows: Vec<[C; 3]> = (0..60).map(|id: u32| [V(Box::leak(id.to_string().into_boxed_str())), V("1"), V("new")]).collect();
+    let rows: Vec<[C; 3]> =
+        (0..60).map(|id: u32| [V(Box::leak(id.to_string().into_boxed_str())), V("1"), V("new")]).collect();
     let rows: Vec<&[C]> = rows.iter().map(|row| &row[..]).collect();
     mirror.write_group(&group(2, vec![merged(&after, Some(at(1_002, 0)), &rows, &[], &[])])).unwrap();
     assert_eq!(server().sql(&db, "SELECT count(*), sum(b), min(c) FROM t"), "60|60|new");
@@ -123,7 +125,8 @@ fn a_change_cut_before_commit_is_not_done_and_one_cut_behind_it_is_done_once() {
         let renamed = Column { name: "b".to_owned(), ..t.columns[1].clone() };
         let added = column(3, "a:int4?");
         let after = later(&t, vec![t.columns[0].clone(), renamed.clone(), added.clone()]);
-        let steps = vec![step("rename-column", Some(&t.columns[1]), Some(&renamed)), step("add-column", None, Some(&added))];
+        let steps =
+            vec![step("rename-column", Some(&t.columns[1]), Some(&renamed)), step("add-column", None, Some(&added))];
         let change = SchemaChange { before: t.clone(), after: after.clone(), steps };
         if before_commit {
             faults.borrow_mut().cut_before = Some("COMMIT\0");
@@ -169,7 +172,9 @@ fn a_change_that_fails_half_way_leaves_the_table_as_it_was() {
     assert_eq!((failure.scope, failure.table_id), (FailureScope::Table, Some(1)), "{}", failure.message);
     assert!(failure.message.contains("set-not-null b"), "{}", failure.message);
     agree(&mut mirror, &t);
-    mirror.write_group(&group(2, vec![merged(&t, Some(at(1_002, 0)), &[&[V("1"), V("y"), V("8")]], &[], &[])])).unwrap();
+    mirror
+        .write_group(&group(2, vec![merged(&t, Some(at(1_002, 0)), &[&[V("1"), V("y"), V("8")]], &[], &[])]))
+        .unwrap();
 }
 
 #[test]

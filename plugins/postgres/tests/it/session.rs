@@ -19,8 +19,13 @@ fn the_session_does_not_depend_on_the_settings_of_database_and_role() {
     mirror.begin_copy(&t, "r").unwrap();
     mirror.write_group(&group(1, vec![copied(&t, "r", "b", &[&[V("1"), V("1000000"), V("a\\b'c")]])])).unwrap();
     mirror.finish_copy(&t, "r", at(1_000, 0)).unwrap();
-    mirror.write_group(&group(2, vec![merged(&t, Some(at(1_001, 0)), &[&[V("2"), V("2000000"), V("\\'")]], &[], &[])])).unwrap();
-    assert_eq!(server().sql(&db, "SET timezone = 'UTC'; SET datestyle = 'ISO'; SELECT * FROM t ORDER BY 1"), "1|1970-01-01 00:00:01+00|a\\b'c\n2|1970-01-01 00:00:02+00|\\'");
+    mirror
+        .write_group(&group(2, vec![merged(&t, Some(at(1_001, 0)), &[&[V("2"), V("2000000"), V("\\'")]], &[], &[])]))
+        .unwrap();
+    assert_eq!(
+        server().sql(&db, "SET timezone = 'UTC'; SET datestyle = 'ISO'; SELECT * FROM t ORDER BY 1"),
+        "1|1970-01-01 00:00:01+00|a\\b'c\n2|1970-01-01 00:00:02+00|\\'"
+    );
 }
 
 #[test]
@@ -67,7 +72,8 @@ fn a_server_that_is_away_is_transient() {
 
 #[test]
 fn a_server_without_tls_is_refused_unless_told_otherwise() {
-    let settings = postgres::settings::Settings { sslmode: postgres::settings::SslMode::VerifyFull, ..settings("postgres") };
+    let settings =
+        postgres::settings::Settings { sslmode: postgres::settings::SslMode::VerifyFull, ..settings("postgres") };
     let failure = try_open(native(), settings, 1).err().unwrap();
     assert_eq!(failure.code, "postgres.authentication");
     assert!(failure.message.contains("does not speak TLS"), "{}", failure.message);
@@ -80,7 +86,9 @@ fn two_lanes_that_open_at_once_both_find_the_metadata() {
         let db = db.clone();
         std::thread::spawn(move || {
             let identity = postgres::mirror::Identity { lane, ..crate::support::identity(1) };
-            postgres::mirror::Mirror::open(native(), settings(&db), &identity).map(|_| ()).map_err(|failure| failure.message)
+            postgres::mirror::Mirror::open(native(), settings(&db), &identity)
+                .map(|_| ())
+                .map_err(|failure| failure.message)
         })
     };
     let lanes: Vec<_> = (0..6).map(open).collect();
@@ -117,7 +125,8 @@ fn a_table_that_another_lane_attached_since_is_not_written() {
     let identity = postgres::mirror::Identity { lane: 1, ..crate::support::identity(1) };
     let mut second = postgres::mirror::Mirror::open(native(), settings(&db), &identity).unwrap();
     second.attach_table(&t).unwrap();
-    let failure = first.write_group(&group(1, vec![merged(&t, Some(at(1_001, 0)), &[&[V("1")]], &[], &[])])).unwrap_err();
+    let failure =
+        first.write_group(&group(1, vec![merged(&t, Some(at(1_001, 0)), &[&[V("1")]], &[], &[])])).unwrap_err();
     assert_eq!((failure.code.as_str(), failure.scope), ("fenced", FailureScope::Table));
 }
 
@@ -133,14 +142,20 @@ fn what_an_earlier_instance_left_open_is_ended_by_its_successor() {
         let db = db.clone();
         move || server().sql(&db, "BEGIN; LOCK TABLE t; SELECT pg_sleep(4); COMMIT")
     });
-    while server().sql(&db, "SELECT count(*) FROM pg_locks WHERE relation = 't'::regclass AND granted AND mode = 'AccessExclusiveLock'") == "0" {
+    while server().sql(
+        &db,
+        "SELECT count(*) FROM pg_locks WHERE relation = 't'::regclass AND granted AND mode = 'AccessExclusiveLock'",
+    ) == "0"
+    {
         std::thread::yield_now();
     }
     drop(faults);
     let successor = std::thread::spawn({
         let db = db.clone();
         move || {
-            while server().sql(&db, "SELECT count(*) FROM pg_locks WHERE relation = 't'::regclass AND NOT granted") == "0" {
+            while server().sql(&db, "SELECT count(*) FROM pg_locks WHERE relation = 't'::regclass AND NOT granted")
+                == "0"
+            {
                 std::thread::yield_now();
             }
             try_open(native(), settings(&db), 2).map(|_| ()).map_err(|failure| failure.message)
@@ -159,7 +174,8 @@ fn a_role_without_superuser_mirrors_too() {
     server().sql("postgres", "CREATE ROLE plain LOGIN PASSWORD 'plain'; GRANT CREATE ON DATABASE plain_role TO plain");
     let native = native();
     *native.password.borrow_mut() = "plain".to_owned();
-    let plain = postgres::settings::Settings { user: "plain".to_owned(), schema: Some("mirror".to_owned()), ..settings(&db) };
+    let plain =
+        postgres::settings::Settings { user: "plain".to_owned(), schema: Some("mirror".to_owned()), ..settings(&db) };
     let mut mirror = try_open(native.clone(), plain.clone(), 1).unwrap();
     let t = table(1, "t", &[1], &["id:int4"]);
     assert_eq!(mirror.preflight(std::slice::from_ref(&t)).unwrap(), []);
@@ -207,5 +223,9 @@ fn preflight_names_what_would_not_work() {
             ("error", 8, "unsupported"),
         ]
     );
-    assert!(notices[0].message.contains("other text") && notices[0].message.contains("note text"), "{}", notices[0].message);
+    assert!(
+        notices[0].message.contains("other text") && notices[0].message.contains("note text"),
+        "{}",
+        notices[0].message
+    );
 }

@@ -30,11 +30,18 @@ fn programs() -> PathBuf {
         return bin.into();
     }
     let mut places: Vec<PathBuf> = std::env::split_paths(&std::env::var_os("PATH").unwrap_or_default()).collect();
-    let mut debian: Vec<PathBuf> =
-        std::fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten().map(|entry| entry.path().join("bin")).collect();
+    let mut debian: Vec<PathBuf> = std::fs::read_dir("/usr/lib/postgresql")
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|entry| entry.path().join("bin"))
+        .collect();
     debian.sort();
     places.extend(debian.into_iter().rev());
-    places.into_iter().find(|place| ["initdb", "postgres", "psql"].iter().all(|program| place.join(program).exists())).expect("PostgreSQL's server programs")
+    places
+        .into_iter()
+        .find(|place| ["initdb", "postgres", "psql"].iter().all(|program| place.join(program).exists()))
+        .expect("PostgreSQL's server programs")
 }
 
 /// A command as a user that PostgreSQL does not refuse: it will not run as root.
@@ -60,15 +67,30 @@ impl Server {
         let password = directory.path().join("password");
         std::fs::write(&password, "s3cret\n").unwrap();
         let made = command(&bin.join("initdb"))
-            .arg("-D").arg(&data)
-            .args(["-U", "admin", "-A", "scram-sha-256", "--no-sync", "-E", "UTF8", "--pwfile"]).arg(&password)
-            .output().unwrap();
+            .arg("-D")
+            .arg(&data)
+            .args(["-U", "admin", "-A", "scram-sha-256", "--no-sync", "-E", "UTF8", "--pwfile"])
+            .arg(&password)
+            .output()
+            .unwrap();
         assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
         let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let log = std::fs::File::create(directory.path().join("log")).unwrap();
         let postmaster: Child = command(&bin.join("postgres"))
-            .arg("-D").arg(&data)
-            .args(["-p", &port.to_string(), "-c", "listen_addresses=127.0.0.1", "-c", "unix_socket_directories=", "-c", "fsync=off", "-c", "max_connections=200"])
+            .arg("-D")
+            .arg(&data)
+            .args([
+                "-p",
+                &port.to_string(),
+                "-c",
+                "listen_addresses=127.0.0.1",
+                "-c",
+                "unix_socket_directories=",
+                "-c",
+                "fsync=off",
+                "-c",
+                "max_connections=200",
+            ])
             .stdout(log.try_clone().unwrap())
             .stderr(log)
             .process_group(0)
@@ -137,7 +159,10 @@ extern "C" fn stop() {
         // An immediate shutdown: nothing of it is wanted any more.
         let _ = Command::new("kill").args(["-QUIT", &postmaster.to_string()]).status();
         let end = Instant::now() + Duration::from_secs(5);
-        while Path::new(&format!("/proc/{postmaster}/fd")).exists() && directory.join("data/postmaster.pid").exists() && Instant::now() < end {
+        while Path::new(&format!("/proc/{postmaster}/fd")).exists()
+            && directory.join("data/postmaster.pid").exists()
+            && Instant::now() < end
+        {
             std::thread::sleep(Duration::from_millis(20));
         }
         let _ = std::fs::remove_dir_all(directory);
@@ -215,7 +240,9 @@ impl Read for NativeStream {
 
 impl Write for NativeStream {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let holds = |pattern: Option<&str>| pattern.is_some_and(|pattern| bytes.windows(pattern.len()).any(|window| window == pattern.as_bytes()));
+        let holds = |pattern: Option<&str>| {
+            pattern.is_some_and(|pattern| bytes.windows(pattern.len()).any(|window| window == pattern.as_bytes()))
+        };
         let (before, after) = (holds(self.faults.borrow().cut_before), holds(self.faults.borrow().cut_after));
         if before {
             self.faults.borrow_mut().cut_before = None;

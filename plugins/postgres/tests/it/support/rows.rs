@@ -153,7 +153,11 @@ fn layout(base: &str, texts: &[&str]) -> Cells {
         }
         array
     };
-    let hex = |text: &str| (0..text.len() / 2).map(|index| u8::from_str_radix(&text[index * 2..index * 2 + 2], 16).unwrap()).collect::<Vec<u8>>();
+    let hex = |text: &str| {
+        (0..text.len() / 2)
+            .map(|index| u8::from_str_radix(&text[index * 2..index * 2 + 2], 16).unwrap())
+            .collect::<Vec<u8>>()
+    };
     match base {
         "bool" => Cells::Booleans(bitmap(&texts.iter().map(|text| *text == "t").collect::<Vec<_>>())),
         "int2" => Cells::Int16(numbers(texts)),
@@ -162,7 +166,8 @@ fn layout(base: &str, texts: &[&str]) -> Cells {
         "float4" => Cells::Float32(numbers(texts)),
         "float8" => Cells::Float64(numbers(texts)),
         "uuid" => {
-            let data = texts.iter().flat_map(|text| if text.is_empty() { vec![0; 16] } else { hex(&text.replace('-', "")) });
+            let data =
+                texts.iter().flat_map(|text| if text.is_empty() { vec![0; 16] } else { hex(&text.replace('-', "")) });
             Cells::Fixed(FixedArray { width: 16, data: data.collect() })
         }
         "bytea" => Cells::Binary(bytes(&hex)),
@@ -177,7 +182,13 @@ pub fn at(commit: u64, ordinal: u64) -> Position {
 
 fn sequence(count: u32) -> Sequence {
     let count = count as usize;
-    Sequence { epoch: 1, commit: vec![0; count], ordinal: vec![0; count], committed_at: vec![0; count], xid: vec![0; count] }
+    Sequence {
+        epoch: 1,
+        commit: vec![0; count],
+        ordinal: vec![0; count],
+        committed_at: vec![0; count],
+        xid: vec![0; count],
+    }
 }
 
 /// A batch of a copy.
@@ -187,7 +198,13 @@ pub fn copied(table: &Table, run: &str, id: &str, cells: &[&[C]]) -> Batch {
 }
 
 /// A batch of merge rows.
-pub fn merged(table: &Table, through: Option<Position>, upserts: &[&[C]], moved: &[(u32, &[C])], deletes: &[&[C]]) -> Batch {
+pub fn merged(
+    table: &Table,
+    through: Option<Position>,
+    upserts: &[&[C]],
+    moved: &[(u32, &[C])],
+    deletes: &[&[C]],
+) -> Batch {
     let from: Vec<&[C]> = moved.iter().map(|(_, key)| *key).collect();
     let merge = MergeRows {
         sequence: sequence((upserts.len() + deletes.len()) as u32),
