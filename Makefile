@@ -1,6 +1,7 @@
 # make demo    see it work (KEEP=1 leaves it running, ROWS=1000000 makes it bigger)
 # make test    all tests
-# make bench   the benchmark: ratios against PostgreSQL's own tools
+# make bench   the benchmark: ratios against PostgreSQL's own tools (ROWS, CHANGES,
+#              TRANSACTIONS, RUNS, WORK choose what is measured, JSON=FILE keeps it)
 #
 # `setup` installs what is missing on Debian 12 or Ubuntu; rustup has to be there.
 
@@ -21,7 +22,7 @@ demo: plugins
 test: setup-tests plugins fixtures
 	@scripts/test
 
-bench: plugins fixtures
+bench: fixtures
 	@cargo run --quiet -p tidegate-tests --bin bench
 
 host: setup
