@@ -1,7 +1,8 @@
 //! The control socket of a running pipeline: `<state>/control.sock`.
 //!
-//! One request, one answer, each a line of JSON: `{"command":"status"}` is answered
-//! with `{"ok": …}` or `{"error": {"code", "message", "next"}}`. Whoever can open the
+//! One request, one answer, each a line of JSON: `{"command":"status"}` or
+//! `{"command":"resync","destination":…,"table":…}` is answered with `{"ok": …}` or
+//! `{"error": {"code", "message", "next"}}`. Whoever can open the
 //! socket may ask: its mode is 0600, so that is the user who runs the host.
 
 use std::convert::Infallible;
@@ -14,19 +15,26 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::Semaphore;
 
+use crate::deliver::decisions::{self, Word};
+use crate::deliver::members::{self, Handle};
 use crate::error::{Error, Result};
+use crate::position::SnapshotId;
 use crate::status::{StatusBoard, StatusError, StatusReport};
+use crate::store::{Loaded, Mark, QuarantineSelection, Store};
 
 const SOCKET: &str = "control.sock";
 
-/// A request is a command and a few names: longer is somebody else's protocol.
-const REQUEST_BYTES: u64 = 4 * 1024;
+/// A request is a command, a few names and numbers: longer is somebody else's protocol.
+const REQUEST_BYTES: u64 = 64 * 1024;
 /// A client that neither asks nor takes its answer within this is dropped.
 const CLIENT_TIMEOUT: Duration = Duration::from_secs(5);
+/// The source may have to be asked before there is an answer.
+const ANSWER_WITHIN: Duration = Duration::from_secs(60);
 /// Clients served at a time; others wait in the listener's backlog.
 const CLIENTS: usize = 8;
 /// An answer longer than this is not a status report: 100,000 tables fit.
@@ -34,16 +42,68 @@ const ANSWER_BYTES: u64 = 64 * 1024 * 1024;
 /// How long to wait before accepting again when the process is out of descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-#[derive(Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Request {
-    command: String,
+/// What is asked.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(tag = "command", rename_all = "kebab-case", deny_unknown_fields)]
+pub enum Request {
+    /// Answered with a [`StatusReport`].
+    Status,
+    /// Copy a table again; answered with a sentence, as the next.
+    Resync {
+        /// The destination's name.
+        destination: String,
+        /// `schema.table` at the source.
+        table: String,
+    },
+    /// Forget a table that is not published any more.
+    Forget {
+        /// The destination's name.
+        destination: String,
+        /// `schema.table` at the source.
+        table: String,
+    },
+    /// Send quarantined rows again; answered with how many there are, as the next.
+    QuarantineRetry {
+        /// Which.
+        rows: QuarantineSelection,
+    },
+    /// Forget quarantined rows.
+    QuarantineDrop {
+        /// Which.
+        rows: QuarantineSelection,
+    },
+    /// Apply a schema change that waits; answered with a sentence, as the next.
+    SchemaApprove {
+        /// The destination's name.
+        destination: String,
+        /// `schema.table` at the source.
+        table: String,
+        /// The version that it has to lead to.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        to: Option<SnapshotId>,
+    },
+    /// Stop the table of a schema change that waits.
+    SchemaRefuse {
+        /// The destination's name.
+        destination: String,
+        /// `schema.table` at the source.
+        table: String,
+    },
+    /// Say which version a destination has behind a change that was cut off.
+    SchemaAccept {
+        /// The destination's name.
+        destination: String,
+        /// `schema.table` at the source.
+        table: String,
+        /// The one behind it, and not the one before.
+        forward: bool,
+    },
 }
 
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 enum Answer {
-    Ok(StatusReport),
+    Ok(Value),
     Error(StatusError),
 }
 
@@ -82,7 +142,7 @@ impl ControlServer {
     }
 
     /// Answers until it is dropped.
-    pub async fn serve(self, board: StatusBoard) -> Infallible {
+    pub async fn serve(self, board: StatusBoard, pipeline: Handle, store: Store) -> Infallible {
         let clients = Arc::new(Semaphore::new(CLIENTS));
         loop {
             // Only a closed semaphore gives none, and nobody closes it.
@@ -91,11 +151,11 @@ impl ControlServer {
             };
             match self.listener.accept().await {
                 Ok((stream, _)) => {
-                    let board = board.clone();
+                    let (board, pipeline, store) = (board.clone(), pipeline.clone(), store.clone());
                     let timeout = self.client_timeout;
                     tokio::spawn(async move {
                         let _permit = permit;
-                        if let Err(error) = tokio::time::timeout(timeout, answer(stream, &board)).await {
+                        if let Err(error) = serve_client(stream, timeout, &board, &pipeline, &store).await {
                             tracing::debug!(%error, "a client of the control socket was too slow");
                         }
                     });
@@ -122,36 +182,93 @@ fn short_path(directory: &File) -> PathBuf {
     PathBuf::from(format!("/proc/self/fd/{}/{SOCKET}", directory.as_raw_fd()))
 }
 
-async fn answer(stream: UnixStream, board: &StatusBoard) {
+async fn serve_client(
+    stream: UnixStream,
+    timeout: Duration,
+    board: &StatusBoard,
+    pipeline: &Handle,
+    store: &Store,
+) -> Result<(), tokio::time::error::Elapsed> {
     let (read, mut write) = stream.into_split();
     let mut line = Vec::new();
-    if BufReader::new(read.take(REQUEST_BYTES)).read_until(b'\n', &mut line).await.is_err() {
-        return;
+    let mut request = BufReader::new(read.take(REQUEST_BYTES));
+    if tokio::time::timeout(timeout, request.read_until(b'\n', &mut line)).await?.is_err() {
+        return Ok(());
     }
-    let answer = match serde_json::from_slice::<Request>(&line) {
-        Ok(request) if request.command == "status" => Answer::Ok(board.report()),
-        Ok(request) => Answer::Error(StatusError {
-            code: "control.unknown-command".to_owned(),
-            message: format!("this process knows no command `{}`", request.command.escape_debug()),
-            next: Some("Use a `tidegate` of the same version as the one that runs.".to_owned()),
-        }),
-        Err(error) => Answer::Error(StatusError {
-            code: "control.malformed".to_owned(),
-            message: format!("the request is not a line such as {{\"command\":\"status\"}}: {error}"),
-            next: None,
-        }),
+    let answer = match tokio::time::timeout(ANSWER_WITHIN, answer(&line, board, pipeline, store)).await? {
+        Ok(value) => Answer::Ok(value),
+        Err(error) => Answer::Error((&error).into()),
     };
-    let Ok(mut line) = serde_json::to_vec(&answer) else { return };
+    let Ok(mut line) = serde_json::to_vec(&answer) else { return Ok(()) };
     line.push(b'\n');
     // A client that went away has no use for the answer, and nobody else has either.
-    let _ = write.write_all(&line).await;
+    let _ = tokio::time::timeout(timeout, write.write_all(&line)).await?;
+    Ok(())
+}
+
+async fn answer(line: &[u8], board: &StatusBoard, pipeline: &Handle, store: &Store) -> Result<Value> {
+    let request = serde_json::from_slice::<Request>(line).map_err(|error| not_understood(line, &error))?;
+    match request {
+        Request::Status => serde_json::to_value(board.report()).map_err(|error| not_understood(line, &error)),
+        Request::Resync { destination, table } => say(pipeline, members::Request::Resync { destination, table }).await,
+        Request::Forget { destination, table } => say(pipeline, members::Request::Forget { destination, table }).await,
+        Request::QuarantineRetry { rows } => store.mark_quarantined(rows, Mark::Retry).await.map(Value::from),
+        Request::SchemaApprove { destination, table, to } => {
+            decided(store, &destination, &table, Word::Approve(to)).await
+        }
+        Request::SchemaRefuse { destination, table } => decided(store, &destination, &table, Word::Refuse).await,
+        Request::SchemaAccept { destination, table, forward } => {
+            let word = if forward { Word::AcceptTo } else { Word::AcceptFrom };
+            decided(store, &destination, &table, word).await
+        }
+        Request::QuarantineDrop { rows } => store.mark_quarantined(rows, Mark::Drop).await.map(Value::from),
+    }
+}
+
+async fn say(pipeline: &Handle, request: members::Request) -> Result<Value> {
+    pipeline.ask(request).await.map(Value::String)
+}
+
+/// A schema change that waits is decided about: the destination sees to it.
+async fn decided(store: &Store, destination: &str, table: &str, word: Word) -> Result<Value> {
+    let loaded = Loaded { tables: store.tables().await?, barriers: store.barriers().await?, ..Loaded::default() };
+    decisions::decide(store, &loaded, destination, table, word, true).await.map(Value::String)
+}
+
+fn not_understood(line: &[u8], error: &serde_json::Error) -> Error {
+    let command =
+        serde_json::from_slice::<Value>(line).ok().and_then(|json| json["command"].as_str().map(str::to_owned));
+    match command {
+        Some(command) => Error::permanent(
+            "control.unknown-command",
+            format!("this process knows no such command `{}`: {error}", command.escape_debug()),
+        )
+        .next("Use a `tidegate` of the same version as the one that runs."),
+        None => Error::permanent(
+            "control.malformed",
+            format!("the request is not a line such as {{\"command\":\"status\"}}: {error}"),
+        ),
+    }
 }
 
 /// The report of the process that runs on this state directory; none if none does.
 ///
 /// # Errors
-/// `control.ask` if a process listens but does not answer; its own error otherwise.
+/// As [`ask`].
 pub async fn status(state: &Path) -> Result<Option<StatusReport>> {
+    let Some(answer) = ask(state, &Request::Status).await? else { return Ok(None) };
+    let report = serde_json::from_value(answer).map_err(|error| {
+        Error::permanent("control.ask", format!("the process that runs sent a report we cannot read: {error}"))
+            .next("Use a `tidegate` of the same version as the one that runs.")
+    })?;
+    Ok(Some(report))
+}
+
+/// Asks the process that runs on this state directory; none if none does.
+///
+/// # Errors
+/// `control.ask` if a process listens but does not answer; its own error otherwise.
+pub async fn ask(state: &Path, request: &Request) -> Result<Option<Value>> {
     let path = state.join(SOCKET);
     let failed = |why: &dyn std::fmt::Display| {
         Error::permanent("control.ask", format!("no answer on {}: {why}", path.display()))
@@ -172,8 +289,8 @@ pub async fn status(state: &Path) -> Result<Option<StatusReport>> {
         }
         Err(error) => return Err(failed(&error)),
     };
-    match tokio::time::timeout(CLIENT_TIMEOUT, ask(stream)).await {
-        Ok(Ok(Answer::Ok(report))) => Ok(Some(report)),
+    match tokio::time::timeout(ANSWER_WITHIN, exchange(stream, request)).await {
+        Ok(Ok(Answer::Ok(answer))) => Ok(Some(answer)),
         Ok(Ok(Answer::Error(error))) => {
             let told = Error::permanent(error.code, error.message);
             Err(match error.next {
@@ -182,13 +299,13 @@ pub async fn status(state: &Path) -> Result<Option<StatusReport>> {
             })
         }
         Ok(Err(error)) => Err(failed(&error)),
-        Err(_) => Err(failed(&format_args!("nothing within {} s", CLIENT_TIMEOUT.as_secs()))),
+        Err(_) => Err(failed(&format_args!("nothing within {} s", ANSWER_WITHIN.as_secs()))),
     }
 }
 
-async fn ask(stream: UnixStream) -> io::Result<Answer> {
+async fn exchange(stream: UnixStream, request: &Request) -> io::Result<Answer> {
     let (read, mut write) = stream.into_split();
-    let mut request = serde_json::to_vec(&Request { command: "status".to_owned() })?;
+    let mut request = serde_json::to_vec(request)?;
     request.push(b'\n');
     write.write_all(&request).await?;
     let mut line = Vec::new();
@@ -210,7 +327,11 @@ mod tests {
 
     fn serve(state: &Path) -> tokio::task::JoinHandle<Infallible> {
         let server = ControlServer::bind(state).unwrap();
-        tokio::spawn(server.serve(StatusBoard::new("shop")))
+        tokio::spawn(server.serve(StatusBoard::new("shop"), Handle::new().0, store(state)))
+    }
+
+    fn store(state: &Path) -> Store {
+        Store::open(&state.join("store"), "shop").unwrap()
     }
 
     #[tokio::test]
@@ -253,7 +374,7 @@ mod tests {
         let state = tempfile::tempdir().unwrap();
         let mut server = ControlServer::bind(state.path()).unwrap();
         server.client_timeout = Duration::from_millis(100);
-        let server = tokio::spawn(server.serve(StatusBoard::new("shop")));
+        let server = tokio::spawn(server.serve(StatusBoard::new("shop"), Handle::new().0, store(state.path())));
         let mut silent = Vec::new();
         for _ in 0..2 * CLIENTS {
             silent.push(UnixStream::connect(state.path().join(SOCKET)).await.unwrap());

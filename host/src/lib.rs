@@ -8,6 +8,8 @@ pub mod control;
 pub mod copy;
 pub mod deliver;
 pub mod error;
+pub mod failpoint;
+pub mod memory;
 pub mod plugin;
 pub mod position;
 pub mod schema;

@@ -18,6 +18,8 @@ use tempfile::TempDir;
 
 use crate::error::{Error, Result};
 
+mod standby;
+
 /// Where distributions put the binaries, a directory per version.
 const INSTALLED: [&str; 2] = ["/usr/lib/postgresql", "/usr"];
 /// How long a fresh or crashed cluster may take to accept connections.
@@ -102,11 +104,13 @@ pub enum Shutdown {
     Immediate,
 }
 
-/// A running scratch cluster: stopped and removed when dropped, and stopped by the
-/// kernel when this process dies without that.
+/// A running scratch cluster: stopped and removed when dropped, and when this process dies
+/// without that.
 pub struct Cluster {
     binaries: PathBuf,
     directory: TempDir,
+    /// Removes the directory when this process is gone.
+    sweeper: Child,
     account: Option<Account>,
     settings: Vec<(String, String)>,
     auth: Auth,
@@ -126,7 +130,8 @@ impl Cluster {
             None => find_binaries()?,
         };
         let account = Account::for_server()?;
-        let directory = make_directory(options.parent.as_deref(), account.as_ref()).map_err(|error| {
+        let directory = make_directory(options.parent.as_deref(), account.as_ref());
+        let (directory, sweeper) = directory.map_err(|error| {
             Error::permanent("scratch.directory", format!("cannot make a directory for a scratch cluster: {error}"))
                 .next("Point TMPDIR at a directory that this user may write.")
         })?;
@@ -137,19 +142,26 @@ impl Cluster {
             port: 0,
             server: None,
             directory,
+            sweeper,
             account,
         };
         cluster.initdb()?;
         cluster.collect_settings(options)?;
+        cluster.launch_somewhere()?;
+        Ok(cluster)
+    }
+
+    /// Starts the server on a port that is free.
+    fn launch_somewhere(&mut self) -> Result<()> {
         for attempt in 1.. {
-            cluster.port = free_port()?;
-            match cluster.launch() {
+            self.port = free_port()?;
+            match self.launch() {
                 Err(error) if attempt < PORT_ATTEMPTS && error.message().contains("Address already in use") => {}
                 Err(error) => return Err(error),
                 Ok(()) => break,
             }
         }
-        Ok(cluster)
+        Ok(())
     }
 
     /// A URL for the superuser; with the password, if there is one.
@@ -191,7 +203,7 @@ impl Cluster {
     /// # Errors
     /// `scratch.psql` with what `psql` says.
     pub fn psql(&self, database: &str, sql: &str) -> Result<String> {
-        let output = Command::new(self.binaries.join("psql"))
+        let output = Command::new(self.client("psql"))
             .args(["-X", "-q", "-A", "-t", "-v", "ON_ERROR_STOP=1", "-d", &self.url(database), "-c", sql])
             .stdin(Stdio::null())
             .output();
@@ -200,7 +212,8 @@ impl Cluster {
                 Ok(String::from_utf8_lossy(&output.stdout).trim_end_matches('\n').to_owned())
             }
             Ok(output) => Err(Error::permanent("scratch.psql", stderr_of(&output))),
-            Err(error) => Err(Error::permanent("scratch.psql", format!("cannot run psql: {error}"))),
+            Err(error) => Err(Error::permanent("scratch.psql", format!("cannot run psql: {error}"))
+                .next("Install a PostgreSQL client (apt-get install postgresql-client).")),
         }
     }
 
@@ -245,6 +258,12 @@ impl Cluster {
     /// `scratch.stop` if the process can be neither stopped nor killed.
     pub fn stop(mut self) -> Result<()> {
         self.halt(Shutdown::Fast)
+    }
+
+    /// A client program: packages of servers alone have none, and any version's will do.
+    fn client(&self, name: &str) -> PathBuf {
+        let beside = self.binaries.join(name);
+        if beside.is_file() { beside } else { PathBuf::from(name) }
     }
 
     fn data(&self) -> PathBuf {
@@ -403,7 +422,25 @@ impl Drop for Cluster {
         if let Err(error) = self.halt(Shutdown::Immediate) {
             tracing::warn!(code = error.code(), "{error}");
         }
+        // It has nothing to wait for any more, and ends with the directory.
+        drop(self.sweeper.stdin.take());
+        let _ = self.sweeper.wait();
     }
+}
+
+/// A process that removes a directory once its input ends, which it does when this process
+/// is gone, however that happens: what lives in a `static` is never dropped.
+fn sweeper(directory: &Path) -> io::Result<Child> {
+    // The server may still be at it.
+    const SWEEP: &str = r#"read -r _; for _ in 1 2 3 4 5 6 7 8 9 10; do rm -rf "$1" && exit; sleep 1; done"#;
+    Command::new("sh")
+        .args(["-c", SWEEP, "sweeper"])
+        .arg(directory)
+        .process_group(0)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
 }
 
 /// Sends a signal to a child that has not been waited for.
@@ -460,7 +497,7 @@ pub(crate) fn spawn_bound(mut command: Command, signal: Signal) -> io::Result<Ch
 }
 
 /// Who runs the server: PostgreSQL refuses to run as root.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Account {
     uid: u32,
     gid: u32,
@@ -491,7 +528,8 @@ impl Account {
     }
 }
 
-fn make_directory(parent: Option<&Path>, account: Option<&Account>) -> io::Result<TempDir> {
+/// A directory for a cluster, and what removes it if nobody else does.
+fn make_directory(parent: Option<&Path>, account: Option<&Account>) -> io::Result<(TempDir, Child)> {
     let mut builder = tempfile::Builder::new();
     builder.prefix("tidegate-pg-");
     let directory = match parent {
@@ -501,7 +539,8 @@ fn make_directory(parent: Option<&Path>, account: Option<&Account>) -> io::Resul
     if let Some(account) = account {
         chown(directory.path(), Some(account.uid), Some(account.gid))?;
     }
-    Ok(directory)
+    let sweeper = sweeper(directory.path())?;
+    Ok((directory, sweeper))
 }
 
 fn free_port() -> Result<u16> {
@@ -589,14 +628,26 @@ mod tests {
     }
 
     #[test]
+    fn the_directory_of_a_cluster_goes_when_its_process_does() {
+        let directory = tempfile::tempdir().unwrap();
+        let cluster = directory.path().join("cluster");
+        fs::create_dir_all(cluster.join("data")).unwrap();
+        let mut sweeper = sweeper(&cluster).unwrap();
+        assert!(sweeper.try_wait().unwrap().is_none());
+        // What the kernel does with the pipe of a process that is gone.
+        drop(sweeper.stdin.take());
+        assert!(sweeper.wait().unwrap().success());
+        assert!(!cluster.exists());
+    }
+
+    #[test]
     fn a_cluster_with_scram_asks_for_the_password() {
         let options = ClusterOptions { auth: Auth::Scram("s3cret/?".to_owned()), ..ClusterOptions::default() };
         let cluster = Cluster::start(&options).unwrap();
         assert_eq!(cluster.psql("postgres", "SELECT 1").unwrap(), "1");
         cluster.psql("postgres", "CREATE ROLE reader LOGIN PASSWORD 'other'").unwrap();
         let wrong = cluster.url_as("reader", Some("wrong"), "postgres");
-        let output =
-            Command::new(cluster.binaries.join("psql")).args(["-d", &wrong, "-c", "SELECT 1"]).output().unwrap();
+        let output = Command::new(cluster.client("psql")).args(["-d", &wrong, "-c", "SELECT 1"]).output().unwrap();
         assert!(stderr_of(&output).contains("password authentication failed"), "{output:?}");
     }
 

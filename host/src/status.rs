@@ -2,10 +2,12 @@
 //! keep it on.
 
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
+use crate::plugin::{PluginUsage, UsageBoard};
 use crate::position::{Lsn, SnapshotId};
 use crate::schema::table::TableName;
 use crate::store::TableState;
@@ -20,6 +22,22 @@ pub struct StatusReport {
     pub pid: Option<u32>,
     /// The replication slot.
     pub slot: SlotStatus,
+    /// What is wrong with the DDL trigger at the source; none if nothing is, or nothing runs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trigger: Option<StatusError>,
+    /// What the publication leaves out; none if nothing, or if nothing runs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub publication: Option<StatusError>,
+    /// What waits on disk for destinations that do not keep up; none if nothing runs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub spool: Option<SpoolStatus>,
+    /// How much of the memory budget is used; none if nothing runs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory: Option<MemoryStatus>,
+    /// Seconds since the snapshot of the copy under way was taken, which vacuum at the
+    /// source waits for; none while no rows are read.
+    #[serde(default)]
+    pub copy_snapshot_seconds: Option<f64>,
     /// In the order of the configuration.
     pub destinations: Vec<DestinationStatus>,
 }
@@ -34,6 +52,35 @@ pub struct SlotStatus {
     /// Seconds since the oldest change that is not confirmed was committed; 0 when
     /// all is.
     pub lag_seconds: Option<f64>,
+    /// `pg_replication_slots.wal_status` as last seen.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wal_status: Option<String>,
+    /// Percent of `max_slot_wal_keep_size` that the slot holds back; none without that
+    /// limit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wal_used_percent: Option<u8>,
+}
+
+/// What waits on disk.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SpoolStatus {
+    /// Bytes of its files.
+    pub bytes: u64,
+    /// Above it nothing more is taken.
+    pub limit_bytes: u64,
+    /// The stream waits, and everybody with it, because the spool takes nothing more:
+    /// why, and for whom.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub waiting: Option<String>,
+}
+
+/// The memory budget.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemoryStatus {
+    /// Rows on their way, and the linear memory of the plugins' instances.
+    pub used_bytes: u64,
+    /// What the process may use.
+    pub limit_bytes: u64,
 }
 
 /// What a destination as a whole does.
@@ -91,6 +138,9 @@ pub struct DestinationStatus {
     /// Why it is `retrying` or `errored`.
     #[serde(default)]
     pub error: Option<StatusError>,
+    /// What its plugin used since the process started; none if nothing runs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub usage: Option<PluginUsage>,
     /// Its tables, by name.
     pub tables: Vec<TableStatus>,
 }
@@ -132,13 +182,39 @@ pub struct TableStatus {
     pub schema: SchemaState,
     /// Rows copied so far.
     pub rows_copied: u64,
-    /// Rows to copy, as the source's statistics estimate them.
+    /// Rows to copy, as the source's statistics and the table's size estimate them.
     pub rows_total: Option<u64>,
+    /// How much of the table at the source was copied so far, in bytes there. 0 if the
+    /// copy was finished before this process started.
+    #[serde(default)]
+    pub bytes_copied: u64,
+    /// What the table takes at the source, TOAST included.
+    #[serde(default)]
+    pub bytes_total: Option<u64>,
+    /// How much of these bytes was copied.
+    #[serde(default)]
+    pub percent: Option<f64>,
+    /// How long the rest of the copy takes if it goes on as so far.
+    #[serde(default)]
+    pub seconds_left: Option<f64>,
     /// Rows the destination refused.
     #[serde(default)]
     pub quarantined: u64,
     /// Why it is `errored` or `held`.
     pub error: Option<StatusError>,
+    /// What the source's catalog shows of the table, and neither a message nor a row has told
+    /// yet. Never applied: it has no place between the rows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pending: Option<PendingChange>,
+}
+
+/// See [`TableStatus::pending`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PendingChange {
+    /// What it waits for: `no row yet`, or `no row tells it`.
+    pub reason: String,
+    /// Each step, as `add-column note`.
+    pub changes: Vec<String>,
 }
 
 /// What is wrong, and the way out.
@@ -159,6 +235,25 @@ impl From<&Error> for StatusError {
             message: error.message().to_owned(),
             next: error.next_step().map(str::to_owned),
         }
+    }
+}
+
+impl TableStatus {
+    /// How far a copy is.
+    pub(crate) fn show_copy(&mut self, copied: u64, total: u64, elapsed: Duration) {
+        let copied = copied.min(total);
+        let share = if total == 0 { 0.0 } else { copied as f64 / total as f64 };
+        self.bytes_copied = copied;
+        self.bytes_total = Some(total);
+        self.percent = Some((share * 1000.0).round() / 10.0);
+        self.seconds_left = (share > 0.0).then(|| (elapsed.as_secs_f64() * (1.0 - share) / share).round());
+    }
+
+    /// A copy is finished.
+    pub(crate) fn show_copied(&mut self) {
+        self.bytes_copied = self.bytes_total.unwrap_or_default();
+        self.percent = Some(100.0);
+        self.seconds_left = None;
     }
 }
 
@@ -200,19 +295,28 @@ impl StatusReport {
 
 /// The report of a running process, shared by the parts that know its pieces.
 #[derive(Clone, Debug, Default)]
-pub struct StatusBoard(Arc<Mutex<StatusReport>>);
+pub struct StatusBoard(Arc<Mutex<StatusReport>>, UsageBoard);
 
 impl StatusBoard {
     /// A board for a pipeline that this process runs.
     pub fn new(pipeline: &str) -> StatusBoard {
         let report =
             StatusReport { pipeline: pipeline.to_owned(), pid: Some(std::process::id()), ..StatusReport::default() };
-        StatusBoard(Arc::new(Mutex::new(report)))
+        StatusBoard(Arc::new(Mutex::new(report)), UsageBoard::default())
     }
 
     /// What stands on it now.
     pub fn report(&self) -> StatusReport {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        let mut report = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        for destination in &mut report.destinations {
+            destination.usage = self.1.get(&destination.name);
+        }
+        report
+    }
+
+    /// Where the plugins' usage counts.
+    pub fn plugins(&self) -> &UsageBoard {
+        &self.1
     }
 
     /// Changes it. Short: everybody else waits meanwhile.
@@ -299,8 +403,12 @@ mod tests {
         let board = StatusBoard::new("shop");
         board.update(|report| {
             report.pid = None;
-            report.slot =
-                SlotStatus { confirmed: Some(Lsn(0x16_B374_D848)), lag_bytes: Some(10), lag_seconds: Some(0.5) };
+            report.slot = SlotStatus {
+                confirmed: Some(Lsn(0x16_B374_D848)),
+                lag_bytes: Some(10),
+                lag_seconds: Some(0.5),
+                ..SlotStatus::default()
+            };
         });
         board.update_destination("warehouse", |destination| destination.plugin = "postgres".to_owned());
         board.update_table("warehouse", &TableName::new("public", "orders"), |table| {
@@ -311,18 +419,33 @@ mod tests {
             "pipeline": "shop",
             "pid": null,
             "slot": {"confirmed": "16/B374D848", "lag_bytes": 10, "lag_seconds": 0.5},
+            "copy_snapshot_seconds": null,
             "destinations": [{
                 "name": "warehouse", "plugin": "postgres", "state": "stopped", "checkpoint": null,
                 "lag_bytes": null, "lag_seconds": null, "changes": 0, "error": null,
                 "tables": [{
                     "table": "public.orders", "state": "ready", "snapshot": null, "schema": "applied",
-                    "rows_copied": 3, "rows_total": null, "quarantined": 0, "error": null
+                    "rows_copied": 3, "rows_total": null, "bytes_copied": 0, "bytes_total": null,
+                    "percent": null, "seconds_left": null, "quarantined": 0, "error": null
                 }]
             }]
         });
         let report = board.report();
         assert_eq!(serde_json::to_value(&report).unwrap(), expected);
         assert_eq!(serde_json::from_value::<StatusReport>(expected).unwrap(), report);
+    }
+
+    #[test]
+    fn the_time_that_a_copy_still_takes_follows_from_what_it_took_so_far() {
+        let mut table = TableStatus::default();
+        table.show_copy(0, 1000, Duration::ZERO);
+        assert_eq!((table.percent, table.seconds_left), (Some(0.0), None));
+        table.show_copy(250, 1000, Duration::from_secs(10));
+        assert_eq!((table.bytes_copied, table.percent, table.seconds_left), (250, Some(25.0), Some(30.0)));
+        table.show_copied();
+        assert_eq!((table.bytes_copied, table.percent, table.seconds_left), (1000, Some(100.0), None));
+        table.show_copy(0, 0, Duration::ZERO);
+        assert_eq!((table.bytes_total, table.percent), (Some(0), Some(0.0)), "an empty one");
     }
 
     #[test]

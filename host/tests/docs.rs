@@ -6,17 +6,22 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use tidegate::config::Config;
+use tidegate::plugin::{EngineLimits, Limit, Limits};
+use tidegate::schema::classify::{Change, Class};
+use tidegate::schema::decide::{ApplyMode, decide};
 
 /// Literals that look like codes and are names of files.
-const FILES: [&str; 14] = [
+const FILES: [&str; 16] = [
     "ca.pem",
     "control.sock",
     "manifest.ndjson",
+    "memory.max",
     "postmaster.pid",
     "rustup-target-add.failed",
     "server.crt",
     "server.key",
     "shop.sql",
+    "standby.signal",
     "state.db",
     "tidegate.lock",
     "tidegate.log",
@@ -97,7 +102,9 @@ fn codes_in_sources(sources: &BTreeMap<PathBuf, String>) -> BTreeMap<String, Pat
                 let call = tail.rsplit([';', '{', '"']).next().unwrap_or_default();
                 FAILURES.iter().any(|name| call.contains(name))
             };
-            if is_code(literal) && !FILES.contains(&literal) && (literal.contains('.') || call()) {
+            // Places where a test kills the process are named alike.
+            let place = path.ends_with("failpoint.rs") || before.ends_with("failpoint::reached(");
+            if is_code(literal) && !place && !FILES.contains(&literal) && (literal.contains('.') || call()) {
                 codes.insert(literal.to_owned(), path.clone());
             }
         }
@@ -126,6 +133,37 @@ fn every_code_is_on_the_page_of_error_codes_and_no_other() {
     let literal = |code: &String| sources.values().any(|source| source.contains(&format!("\"{code}\"")));
     let gone: Vec<_> = listed.iter().filter(|code| !literal(code)).collect();
     assert!(gone.is_empty(), "docs/error-codes.md names {gone:?}, which no source has");
+}
+
+#[test]
+fn the_page_of_schema_changes_has_every_class_and_decision_and_the_reason() {
+    let page = page("docs/schema-changes.md");
+    let rows: Vec<Vec<String>> = page
+        .lines()
+        .filter(|line| line.starts_with("| `") && line.matches(" | ").count() == 6)
+        .map(|line| line.trim_matches('|').split(" | ").map(|cell| cell.trim().to_owned()).collect())
+        .filter(|cells: &Vec<String>| cells[0] != "change")
+        .collect();
+    let modes = [ApplyMode::AutoSafe, ApplyMode::StagedRollout, ApplyMode::ManualReview, ApplyMode::BlockDestructive];
+    let decided = |class: Class, mode: ApplyMode| serde_json::to_value(decide(class, mode)).unwrap();
+    let expected: Vec<Vec<String>> = Change::ALL
+        .iter()
+        .map(|change| {
+            let (class, reason) = change.class();
+            let decisions = modes.map(|mode| decided(class, mode).as_str().unwrap().to_owned());
+            let mut cells = vec![format!("`{}`", change.as_str()), class.as_str().to_owned()];
+            cells.extend(decisions);
+            cells.push(reason.to_owned());
+            cells
+        })
+        .collect();
+    assert_eq!(rows, expected, "docs/schema-changes.md");
+    // What others differ in is said of each kind by name.
+    let prose = page.split("## Where this differs").nth(1).unwrap();
+    for kind in ["rename-column", "drop-column", "set-not-null", "change-type", "change-key", "rename-table", "unknown"]
+    {
+        assert!(prose.contains(&format!("`{kind}`")), "{kind}");
+    }
 }
 
 #[test]
@@ -270,7 +308,7 @@ fn quoted(text: &str) -> Vec<String> {
 fn every_command_in_the_documentation_exists() {
     let mut helps = BTreeMap::new();
     let mut count = 0;
-    for name in ["README.md", "docs/error-codes.md", "docs/architecture.md"] {
+    for name in ["README.md", "docs/error-codes.md", "docs/architecture.md", "docs/schema-changes.md"] {
         for line in command_lines(&page(name)) {
             count += 1;
             assert_eq!(wrong(&line, &mut helps), None, "{name}: `tidegate {line}`");
@@ -317,7 +355,8 @@ fn the_plugin_in_the_readme_is_the_one_that_the_sdk_compiles() {
 
 #[test]
 fn every_file_that_the_documentation_names_is_there() {
-    for name in ["README.md", "docs/architecture.md", "docs/error-codes.md"] {
+    for name in ["README.md", "docs/architecture.md", "docs/error-codes.md", "docs/limits.md", "docs/schema-changes.md"]
+    {
         let page = page(name);
         let folders = ["host/", "sdk/", "plugins/", "wit/", "tests/", "docs/"];
         let named = page.split(|letter: char| letter.is_whitespace() || "`()[],;".contains(letter));
@@ -329,6 +368,59 @@ fn every_file_that_the_documentation_names_is_there() {
             let file = file.trim_end_matches(['.', ':']);
             let built = file.ends_with(".wasm");
             assert!(built || root().join(file).exists(), "{name} names {file}, which is not there");
+        }
+    }
+}
+
+/// Every `fn` of the sources and the tests, by name.
+fn functions() -> BTreeSet<String> {
+    let mut folders = vec![root().join("host"), root().join("tests"), root().join("plugins")];
+    let mut found = BTreeSet::new();
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(&folder).into_iter().flatten() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                let text = fs::read_to_string(&path).unwrap();
+                let after = text.split("fn ").skip(1);
+                let name = |text: &str| {
+                    text.split(|letter: char| !(letter.is_alphanumeric() || letter == '_')).next().map(str::to_owned)
+                };
+                found.extend(after.filter_map(name));
+            }
+        }
+    }
+    found
+}
+
+#[test]
+fn every_limit_of_a_plugin_is_on_its_page_as_the_code_has_it() {
+    let page = page("docs/limits.md");
+    let rows = |limits: Vec<Limit>| {
+        let row = |Limit { setting, value, what, reason }| format!("| `{setting}` | {value} | {what} | {reason} |");
+        limits.into_iter().map(row).collect::<Vec<String>>()
+    };
+    for (section, expected) in [
+        ("## Of one instance", rows(Limits::default().table())),
+        ("## Of all plugins of a process", rows(EngineLimits::default().table())),
+    ] {
+        let text = page.split(section).nth(1).unwrap().split("\n## ").next().unwrap();
+        let listed: Vec<&str> = text.lines().filter(|line| line.starts_with("| `")).collect();
+        assert_eq!(listed, expected, "{section}");
+    }
+}
+
+#[test]
+fn every_rule_names_tests_that_are_there() {
+    let (page, functions) = (page("docs/rules.md"), functions());
+    let rows: Vec<&str> = page.lines().filter(|line| line.starts_with("| P")).collect();
+    assert!(rows.len() >= 33, "{} rules", rows.len());
+    for row in rows {
+        let named: Vec<&str> = row.split('`').skip(1).step_by(2).collect();
+        assert!(!named.is_empty(), "{row}");
+        for name in named {
+            assert!(functions.contains(name), "{row}: there is no `{name}`");
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The process that is measured.
 
 use std::io::{BufRead, BufReader};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use tidegate::control;
 use tidegate::position::Lsn;
-use tidegate::status::{StatusReport, TableStatus};
+use tidegate::status::{DelaySummary, DestinationStatus, StatusReport, TableStatus};
 use tidegate::store::TableState;
 
 use crate::Result;
@@ -43,6 +43,38 @@ pub struct Host {
     running: Option<Running>,
 }
 
+/// What a pipeline is like.
+pub struct Setup {
+    /// More lines for `[pipeline]`.
+    pub pipeline: String,
+    pub destinations: String,
+}
+
+impl Default for Setup {
+    /// Into the counting plugin.
+    fn default() -> Setup {
+        Setup { pipeline: String::new(), destinations: Setup::count("count") }
+    }
+}
+
+impl Setup {
+    /// A destination that counts.
+    pub fn count(name: &str) -> String {
+        format!("[[destination]]\nname = \"{name}\"\nplugin = \"count\"\nmode = \"changes\"\ntables = [\"*.*\"]\n\n")
+    }
+
+    /// A destination that mirrors.
+    pub fn postgres(name: &str, mirror: &Database<'_>) -> String {
+        format!(
+            "[[destination]]\nname = \"{name}\"\nplugin = \"postgres\"\nmode = \"merge\"\ntables = [\"*.*\"]\n\
+             [destination.settings]\nhost = \"127.0.0.1\"\nport = {port}\ndatabase = \"{database}\"\nuser = \"postgres\"\nsslmode = \"disable\"\n\
+             [destination.grant]\nnetwork = [\"127.0.0.1:{port}\"]\nsecrets = {{ password = {{ from = \"env:TIDEGATE_BENCH_PASSWORD\", readable = true }} }}\n",
+            port = mirror.port(),
+            database = mirror.name(),
+        )
+    }
+}
+
 struct Running {
     child: Child,
     since: Instant,
@@ -52,13 +84,18 @@ struct Running {
 
 impl Host {
     pub fn new(database: &Database<'_>, name: &str) -> Result<Host> {
+        Host::with(database, name, &Setup::default())
+    }
+
+    pub fn with(database: &Database<'_>, name: &str, setup: &Setup) -> Result<Host> {
         let directory = tempfile::tempdir()?;
         let config = format!(
-            "[pipeline]\nname = \"{name}\"\nstate = \"state\"\nplugins = \"{plugins}\"\n\n\
-             [source]\nurl = \"{url}\"\npublication = \"pub\"\n\n\
-             [[destination]]\nname = \"count\"\nplugin = \"count\"\nmode = \"changes\"\ntables = [\"*.*\"]\n",
-            plugins = fixtures()?.display(),
+            "[pipeline]\nname = \"{name}\"\nstate = \"state\"\nplugins = \"{plugins}\"\n{pipeline}\n\
+             [source]\nurl = \"{url}\"\npublication = \"pub\"\n\n{destinations}",
+            plugins = plugins(directory.path())?.display(),
+            pipeline = setup.pipeline,
             url = database.url(),
+            destinations = setup.destinations,
         );
         std::fs::write(directory.path().join("tidegate.toml"), config)?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -74,6 +111,7 @@ impl Host {
         let mut child = Command::new(binary()?)
             .args(["run", "--log", "json", "--log-level", "info", "--config"])
             .arg(self.directory.path().join("tidegate.toml"))
+            .env("TIDEGATE_BENCH_PASSWORD", "unused")
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
@@ -99,69 +137,117 @@ impl Host {
         if status.success() { Ok(()) } else { Err(format!("tidegate ended with {status}\n{}", running.log()).into()) }
     }
 
-    /// Waits until so many tables are there, all of them live.
+    /// Waits until so many tables are at every destination, all of them live.
     pub fn wait_ready(&mut self, tables: usize) -> Result<()> {
         self.wait("all tables are ready", |status| {
-            let known = status.destinations.first()?.tables.len();
-            (known == tables && status.all_ready()).then_some(())
+            let known = |destination: &DestinationStatus| destination.tables.len() == tables;
+            let all = !status.destinations.is_empty() && status.destinations.iter().all(known);
+            (all && status.all_ready()).then_some(())
         })
         .map(|_| ())
     }
 
-    /// From the table's data-sync until all its rows are durable.
-    pub fn measure_copy(&mut self, table: &str, rows: u64) -> Result<Measured> {
-        let of = |status: &StatusReport| -> Option<TableStatus> {
-            status.destinations.first()?.tables.iter().find(|known| known.table == table).cloned()
-        };
-        let start = self.wait("the copy begins", |status| of(status).filter(|now| now.state != TableState::Init))?.0;
-        let cpu = self.cpu()?;
-        let (end, copied) = self.wait("the table is copied", |status| {
-            of(status).filter(|now| !matches!(now.state, TableState::Init | TableState::DataSync))
+    /// From the first data-sync until all rows of all tables are durable.
+    pub fn measure_copy(&mut self, tables: usize, rows: u64) -> Result<Measured> {
+        let start = self.wait("the copy begins", |status| {
+            let known = &status.destinations.first()?.tables;
+            known.iter().any(|table| table.state != TableState::Init).then_some(())
         })?;
-        if copied.rows_copied != rows {
-            return Err(format!("{} rows were copied of {rows}: {:?}", copied.rows_copied, copied.error).into());
+        let cpu = self.cpu()?;
+        let (end, copied) = self.wait("the tables are copied", |status| {
+            let known = &status.destinations.first()?.tables;
+            let is_copied = |table: &TableStatus| !matches!(table.state, TableState::Init | TableState::DataSync);
+            (known.len() == tables && known.iter().all(is_copied)).then(|| known.clone())
+        })?;
+        let sum: u64 = copied.iter().map(|table| table.rows_copied).sum();
+        if sum != rows {
+            let errors: Vec<_> = copied.iter().filter_map(|table| table.error.as_ref()).collect();
+            return Err(format!("{sum} rows were copied of {rows}: {errors:?}").into());
         }
-        self.measured(start, end, cpu)
+        self.measured(start.0, end, cpu)
     }
 
-    /// From the start of the stream until the checkpoint is past `end`.
+    /// From the start of the stream until every checkpoint is past `end`.
     pub fn measure_stream(&mut self, end: Lsn, changes: u64) -> Result<Measured> {
         let start = self.wait_log("\"streaming\"")?;
         let cpu = self.cpu()?;
-        let at = self.wait("the log is taken", |status| {
-            status.destinations.first()?.checkpoint.filter(|checkpoint| *checkpoint >= end)
-        })?;
+        let at = self.wait("the log is taken", |status| past(status, end))?;
         let measured = self.measured(start, at.0, cpu)?;
         // Counts are told a little later.
-        self.wait("all changes are counted", |status| (status.destinations.first()?.changes == changes).then_some(()))?;
+        self.wait("all changes are counted", |status| {
+            status.destinations.iter().all(|destination| destination.changes == changes).then_some(())
+        })?;
         Ok(measured)
+    }
+
+    /// Waits until a row is durable, and says when it was seen.
+    pub fn wait_first_row(&mut self) -> Result<Instant> {
+        let has_row = |destination: &DestinationStatus| destination.tables.iter().any(|table| table.rows_copied > 0);
+        self.wait("a row is durable", |status| status.destinations.iter().any(has_row).then_some(())).map(|(at, ())| at)
+    }
+
+    /// From commit to durable, once so many changes are durable.
+    pub fn delay(&mut self, changes: u64) -> Result<DelaySummary> {
+        self.wait("all changes are durable", |status| {
+            let destination = status.destinations.first()?;
+            destination.delay_ms.filter(|_| destination.changes >= changes)
+        })
+        .map(|(_, delay)| delay)
+    }
+
+    /// Waits until every checkpoint is past `end`.
+    pub fn wait_checkpoint(&mut self, end: Lsn) -> Result<()> {
+        self.wait("the log is taken", |status| past(status, end)).map(|_| ())
+    }
+
+    /// Waits until a table is live or has stopped, and says which.
+    pub fn wait_outcome(&mut self, table: &str) -> Result<String> {
+        let outcome = |known: &TableStatus| match known.state {
+            TableState::Ready => Some("arrived".to_owned()),
+            TableState::Errored => Some(known.error.as_ref().map_or_else(String::new, |error| error.code.clone())),
+            _ => None,
+        };
+        self.wait("the table is live or has stopped", |status| {
+            status.destinations.first()?.tables.iter().find(|known| known.table == table).and_then(outcome)
+        })
+        .map(|(_, outcome)| outcome)
+    }
+
+    /// Waits until a row has arrived, or its table has stopped.
+    pub fn wait_row(&mut self, table: &str, end: Lsn) -> Result<String> {
+        self.wait_checkpoint(end)?;
+        self.wait_outcome(table)
     }
 
     fn measured(&mut self, start: Instant, end: Instant, cpu: f64) -> Result<Measured> {
         let cpu = self.cpu()? - cpu;
+        let peak = self.peak()?;
         let running = self.running()?;
-        let status = std::fs::read_to_string(format!("/proc/{}/status", running.child.id()))?;
-        let peak: f64 = status
+        Ok(Measured { before: (start - running.since).as_secs_f64(), seconds: (end - start).as_secs_f64(), cpu, peak })
+    }
+
+    /// The most memory that the process has had resident so far, in MiB.
+    pub fn peak(&mut self) -> Result<f64> {
+        self.memory("VmHWM:")
+    }
+
+    /// What the process has resident now, in MiB.
+    pub fn resident(&mut self) -> Result<f64> {
+        self.memory("VmRSS:")
+    }
+
+    fn memory(&mut self, key: &str) -> Result<f64> {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.running()?.child.id()))?;
+        let kilobytes: f64 = status
             .lines()
-            .find_map(|line| line.strip_prefix("VmHWM:")?.trim().strip_suffix("kB")?.trim().parse().ok())
-            .ok_or("no VmHWM in /proc/<pid>/status")?;
-        Ok(Measured {
-            before: (start - running.since).as_secs_f64(),
-            seconds: (end - start).as_secs_f64(),
-            cpu,
-            peak: peak / 1024.0,
-        })
+            .find_map(|line| line.strip_prefix(key)?.trim().strip_suffix("kB")?.trim().parse().ok())
+            .ok_or_else(|| format!("no {key} in /proc/<pid>/status"))?;
+        Ok(kilobytes / 1024.0)
     }
 
     /// CPU seconds of the process so far.
-    fn cpu(&mut self) -> Result<f64> {
-        let pid = self.running()?.child.id();
-        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
-        // The name, in parentheses, may contain anything; utime and stime are fields 14
-        // and 15, and what follows the name begins with field 3.
-        let (_, rest) = stat.rsplit_once(')').ok_or("no name in /proc/<pid>/stat")?;
-        let ticks: f64 = rest.split_whitespace().skip(11).take(2).filter_map(|field| field.parse::<f64>().ok()).sum();
-        Ok(ticks / TICKS)
+    pub fn cpu(&mut self) -> Result<f64> {
+        cpu_of(self.running()?.child.id())
     }
 
     fn wait_log(&mut self, what: &str) -> Result<Instant> {
@@ -185,6 +271,7 @@ impl Host {
         let state = self.directory.path().join("state");
         let begun = Instant::now();
         loop {
+            let asked = Instant::now();
             // Before the socket is there, there is nothing to see.
             let status = if state.exists() { self.runtime.block_on(control::status(&state))? } else { None };
             let now = Instant::now();
@@ -198,7 +285,8 @@ impl Host {
             if begun.elapsed() > PATIENCE {
                 return Err(format!("waiting until {what}: {status:#?}\n{}", running.log()).into());
             }
-            std::thread::sleep(LOOK);
+            // With ten thousand tables the answer costs more than what is measured.
+            std::thread::sleep(LOOK.max((now - asked) * 20));
         }
     }
 
@@ -233,8 +321,31 @@ fn binary() -> Result<PathBuf> {
     }
 }
 
-/// Where `make fixtures` leaves the counting plugin.
-fn fixtures() -> Result<PathBuf> {
-    let directory = std::env::var_os("TIDEGATE_FIXTURES").ok_or("TIDEGATE_FIXTURES is not set: run `make bench`")?;
-    Ok(directory.into())
+/// CPU seconds of a process so far.
+pub fn cpu_of(pid: u32) -> Result<f64> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
+    // The name, in parentheses, may contain anything; utime and stime are fields 14
+    // and 15, and what follows the name begins with field 3.
+    let (_, rest) = stat.rsplit_once(')').ok_or("no name in /proc/<pid>/stat")?;
+    let ticks: f64 = rest.split_whitespace().skip(11).take(2).filter_map(|field| field.parse::<f64>().ok()).sum();
+    Ok(ticks / TICKS)
+}
+
+/// Whether every checkpoint is past `end`.
+fn past(status: &StatusReport, end: Lsn) -> Option<()> {
+    let is_past = |destination: &DestinationStatus| destination.checkpoint.is_some_and(|at| at >= end);
+    (!status.destinations.is_empty() && status.destinations.iter().all(is_past)).then_some(())
+}
+
+/// A directory of links to the plugins that are measured: what `make fixtures` and
+/// `make plugins` leave.
+fn plugins(directory: &Path) -> Result<PathBuf> {
+    let plugins = directory.join("plugins");
+    std::fs::create_dir(&plugins)?;
+    for (variable, name) in [("TIDEGATE_FIXTURES", "count.wasm"), ("TIDEGATE_PLUGINS", "postgres.wasm")] {
+        let built =
+            PathBuf::from(std::env::var_os(variable).ok_or(format!("{variable} is not set: run `make bench`"))?);
+        std::os::unix::fs::symlink(std::path::absolute(built.join(name))?, plugins.join(name))?;
+    }
+    Ok(plugins)
 }

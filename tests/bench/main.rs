@@ -4,32 +4,40 @@
 //! Ours and the reference take turns (A B A B …), so that whatever else the machine does
 //! meets both. The destination is the `count` fixture, which costs nothing: what is
 //! measured is the way from the socket to the guest's memory.
+//!
+//! `WORK=memory` measures something else: what the process has resident at most when what
+//! it is given is large or many (`WORK="memory row"` one of these).
 
+mod bounds;
+mod copy;
 mod host;
+mod memory;
 mod report;
 mod source;
+mod stream;
 
 use std::error::Error;
 use std::process::ExitCode;
 
-use host::{Host, Measured};
-use report::{Run, Work};
 use source::{Log, Source};
 
 /// What fails here ends the benchmark; there is nobody to handle it.
 type Result<T, E = Box<dyn Error>> = std::result::Result<T, E>;
 
-/// The least share of the reference's rate that is wanted.
-const GOAL: f64 = 0.95;
-
 /// What can be set, from the environment: `make bench ROWS=2000000 RUNS=5`.
 struct Options {
     /// Rows of the table that is copied.
     rows: u64,
+    /// Tables of a thousand rows that are copied.
+    tables: u64,
     /// Rows inserted by the one transaction that is streamed.
     changes: u64,
     /// Transactions of one row each that are streamed.
     transactions: u64,
+    /// Rows that are updated under REPLICA IDENTITY FULL.
+    updates: u64,
+    /// How long the source is written to at a steady rate.
+    seconds: u64,
     /// How often each work is measured.
     runs: usize,
     /// The works whose name contains this.
@@ -42,8 +50,11 @@ impl Options {
     fn from_environment() -> Result<Options> {
         Ok(Options {
             rows: number("ROWS", 1_000_000)?,
+            tables: number("TABLES", 500)?,
             changes: number("CHANGES", 1_000_000)?,
             transactions: number("TRANSACTIONS", 100_000)?,
+            updates: number("UPDATES", 100_000)?,
+            seconds: number("SECONDS", 20)?,
             runs: usize::try_from(number("RUNS", 5)?)?.max(1),
             only: std::env::var("WORK").unwrap_or_default(),
             json: std::env::var("JSON").ok().filter(|path| !path.is_empty()),
@@ -77,99 +88,46 @@ fn main() -> ExitCode {
 fn bench() -> Result<()> {
     let options = Options::from_environment()?;
     let source = Source::start()?;
-    let mut works = Vec::new();
-    if options.wants("copy") {
-        works.push(copy(&source, &options)?);
+    if options.only.starts_with("memory") {
+        return memory::measure(&source, &options);
+    }
+    let (mut works, mut figures) = (Vec::new(), Vec::new());
+    if options.wants("copy one table, one connection") {
+        works.push(copy::one_table(&source, &options, 1)?);
+    }
+    if options.wants("copy one table, four connections") {
+        works.push(copy::one_table(&source, &options, 4)?);
+    }
+    if options.wants("copy many tables") {
+        works.push(copy::many_tables(&source, &options)?);
     }
     if options.wants("stream one") {
         let name = format!("stream one transaction of {} inserts", options.changes);
-        works.push(stream(&source, &options, &name, "one", Log::OneTransaction(options.changes))?);
+        works.push(stream::log(&source, &options, &name, "one", Log::OneTransaction(options.changes))?);
     }
     if options.wants("stream many") {
         let name = format!("stream {} transactions of one insert", options.transactions);
-        works.push(stream(&source, &options, &name, "many", Log::SingleRows(options.transactions))?);
+        works.push(stream::log(&source, &options, &name, "many", Log::SingleRows(options.transactions))?);
     }
-    report::print(&works);
+    if options.wants("stream full") {
+        let name = format!("stream {} updates, identity FULL, TOAST", options.updates);
+        works.push(stream::log(&source, &options, &name, "full", Log::FullUpdates(options.updates))?);
+    }
+    if options.wants("eight destinations") {
+        let (work, figure) = stream::eight_destinations(&source, &options)?;
+        works.push(work);
+        figures.push(figure);
+    }
+    if options.wants("latency") {
+        figures.extend(bounds::latency(&source, &options)?);
+    }
+    if options.wants("start to first row") {
+        figures.extend(bounds::start(&source, &options)?);
+    }
+    figures.extend(bounds::copying(&works));
+    report::print(&works, &figures);
     if let Some(path) = &options.json {
-        report::write_json(&works, path)?;
+        report::write_json(&works, &figures, path)?;
     }
     Ok(())
-}
-
-/// The initial copy of one table: from the table's data-sync until its rows are durable.
-fn copy(source: &Source, options: &Options) -> Result<Work> {
-    let database = source.database("copied")?;
-    eprintln!("copy: filling a table of {} rows", options.rows);
-    database.fill(options.rows)?;
-    // Both once unmeasured: the table is in memory, the plugin is compiled.
-    database.psql_copy()?;
-    copy_once(&database, options.rows)?;
-    let mut runs = Vec::new();
-    for run in 1..=options.runs {
-        let ours = copy_once(&database, options.rows)?;
-        let limit = database.psql_copy()?;
-        eprintln!("copy: run {run} of {}: {:.2} s, psql {limit:.2} s", options.runs, ours.seconds);
-        runs.push(Run { ours, limit });
-    }
-    Ok(Work {
-        name: format!("copy one table of {} rows, one connection", options.rows),
-        reference: "psql COPY",
-        before: "until data-sync",
-        items: options.rows,
-        goal: GOAL,
-        runs,
-    })
-}
-
-fn copy_once(database: &source::Database<'_>, rows: u64) -> Result<Measured> {
-    let mut host = Host::new(database, "copy")?;
-    host.start()?;
-    let measured = host.measure_copy("public.t", rows)?;
-    host.stop()?;
-    database.drop_slot(&host.slot())?;
-    Ok(measured)
-}
-
-/// A log that is there when streaming starts, until the checkpoint is past its end.
-fn stream(source: &Source, options: &Options, name: &str, short: &str, log: Log) -> Result<Work> {
-    let database = source.database(short)?;
-    // A slot can be read once, so each run has its own, all made at the same point.
-    let mut hosts = Vec::new();
-    for run in 0..=options.runs {
-        let mut host = Host::new(&database, &format!("{short}_{run}"))?;
-        host.start()?;
-        host.wait_ready(source::TABLES)?;
-        host.stop()?;
-        database.create_slot(&reference_slot(run))?;
-        hosts.push(host);
-    }
-    eprintln!("{name}: filling the log");
-    let end = database.write_log(log)?;
-    let mut runs = Vec::new();
-    for (run, host) in hosts.iter_mut().enumerate() {
-        host.start()?;
-        let ours = host.measure_stream(end, log.changes())?;
-        host.stop()?;
-        database.drop_slot(&host.slot())?;
-        let slot = reference_slot(run);
-        let limit = database.recvlogical(&slot, end)?;
-        database.drop_slot(&slot)?;
-        // The first warms up.
-        if run > 0 {
-            eprintln!("{name}: run {run} of {}: {:.2} s, pg_recvlogical {limit:.2} s", options.runs, ours.seconds);
-            runs.push(Run { ours, limit });
-        }
-    }
-    Ok(Work {
-        name: name.to_owned(),
-        reference: "pg_recvlogical",
-        before: "until streaming",
-        items: log.changes(),
-        goal: GOAL,
-        runs,
-    })
-}
-
-fn reference_slot(run: usize) -> String {
-    format!("reference_{run}")
 }

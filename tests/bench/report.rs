@@ -26,6 +26,28 @@ pub struct Work {
     pub runs: Vec<Run>,
 }
 
+/// What has no reference but a bound.
+pub struct Figure {
+    pub name: &'static str,
+    pub unit: &'static str,
+    pub at_most: f64,
+    pub runs: Vec<f64>,
+}
+
+impl Figure {
+    pub fn at_most(name: &'static str, unit: &'static str, at_most: f64, runs: Vec<f64>) -> Figure {
+        Figure { name, unit, at_most, runs }
+    }
+
+    fn spread(&self) -> Spread {
+        Spread::of(self.runs.iter().copied())
+    }
+
+    fn met(&self) -> bool {
+        self.spread().median <= self.at_most
+    }
+}
+
 /// Median with the extremes.
 struct Spread {
     median: f64,
@@ -63,8 +85,23 @@ impl Work {
     }
 }
 
-/// One table, and below it what the works cost.
-pub fn print(works: &[Work]) {
+/// Works beside their references, then what they cost, then figures with a bound.
+pub fn print(works: &[Work], figures: &[Figure]) {
+    if !works.is_empty() {
+        print_works(works);
+    }
+    if figures.is_empty() {
+        return;
+    }
+    println!("\n{:<48} {:>29} {:>12}  met", "figure: median (min to max)", "", "at most");
+    for figure in figures {
+        let (spread, met) = (show(&figure.spread()), if figure.met() { "yes" } else { "no" });
+        let at_most = format!("{} {}", figure.at_most, figure.unit);
+        println!("{:<48} {spread:>25} {:<3} {at_most:>12}  {met}", figure.name, figure.unit);
+    }
+}
+
+fn print_works(works: &[Work]) {
     println!("\nseconds and ratios: median (min to max); ratio: our rate by the reference's\n");
     println!("{:<48} {:<15} {:>21} {:>21} {:>21} {:>5}  met", "work", "reference", "ours", "limit", "ratio", "goal");
     for work in works {
@@ -102,9 +139,9 @@ fn show(spread: &Spread) -> String {
     format!("{:.2} ({:.2} to {:.2})", spread.median, spread.min, spread.max)
 }
 
-/// An array with an object per work; `ours` and `limit` in seconds.
-pub fn write_json(works: &[Work], path: &str) -> Result<()> {
-    let works: Vec<serde_json::Value> = works
+/// An array with an object per work or figure; of a work `ours` and `limit` are seconds.
+pub fn write_json(works: &[Work], figures: &[Figure], path: &str) -> Result<()> {
+    let mut all: Vec<serde_json::Value> = works
         .iter()
         .map(|work| {
             json!({
@@ -125,6 +162,18 @@ pub fn write_json(works: &[Work], path: &str) -> Result<()> {
             })
         })
         .collect();
-    std::fs::write(path, serde_json::to_string_pretty(&works)? + "\n")
-        .map_err(|error| format!("{path}: {error}").into())
+    all.extend(figures.iter().map(|figure| {
+        let ours = figure.spread().median;
+        json!({
+            "work": figure.name,
+            "unit": figure.unit,
+            "ours": ours,
+            "limit": figure.at_most,
+            "ratio": ours / figure.at_most,
+            "goal": 1.0,
+            "met": figure.met(),
+            "runs": figure.runs,
+        })
+    }));
+    std::fs::write(path, serde_json::to_string_pretty(&all)? + "\n").map_err(|error| format!("{path}: {error}").into())
 }

@@ -17,6 +17,8 @@ import parquet
 from postgres import array_text, copy_line
 
 OWN = "_tg_"
+# Of columns whose arrays have another delimiter than the comma when PostgreSQL prints them.
+DELIMITERS = {}
 
 
 class Broken(Exception):
@@ -61,7 +63,7 @@ class Row:
 
 
 def parquet_rows(path, engine):
-    columns = parquet.read(path, engine)
+    columns = parquet.read(path, engine, DELIMITERS)
     own = {name: columns.pop(name) for name in list(columns) if name.startswith(OWN)}
     for index in range(len(own["_tg_op"])):
         value = {name: values[index] for name, values in own.items()}
@@ -78,12 +80,12 @@ def parquet_rows(path, engine):
         yield Row(value["_tg_op"], at, missing, old_key, cells)
 
 
-def json_text(value):
+def json_text(value, delimiter=","):
     """A JSON value as PostgreSQL prints it; numbers are texts already."""
     if isinstance(value, bool):
         return "t" if value else "f"
     if isinstance(value, list):
-        return array_text([json_text(item) for item in value])
+        return array_text([json_text(item) for item in value], delimiter)
     return value
 
 
@@ -100,7 +102,7 @@ def ndjson_rows(path):
             own = {name: values.pop(name) for name in list(values) if name.startswith(OWN)}
             missing = own.get("_tg_missing", [])
             require(not set(missing) & set(values), f"{path}: a cell was not sent, and has a value")
-            cells = {name: json_text(value) for name, value in values.items()}
+            cells = {name: json_text(value, DELIMITERS.get(name, ",")) for name, value in values.items()}
             cells.update(own.get("_tg_odd", {}))
             at = (int(own["_tg_epoch"]), int(own["_tg_commit"]), int(own["_tg_ordinal"]))
             yield Row(own["_tg_op"], at, missing, own.get("_tg_old_key"), cells)
@@ -263,7 +265,9 @@ def main():
     arguments.add_argument("directory")
     arguments.add_argument("table", nargs="?")
     arguments.add_argument("--engine", choices=["pyarrow", "duckdb"], default="pyarrow")
+    arguments.add_argument("--delimiters", type=json.loads, default={}, help="of columns' arrays, by name")
     given = arguments.parse_args()
+    DELIMITERS.update(given.delimiters)
     events = read_manifest(given.directory)
     files = [event for event in events if event["kind"] == "file" and event["table"] == given.table]
     # Bytes: a lone newline in a text must not become another.

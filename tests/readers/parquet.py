@@ -11,7 +11,7 @@ def names(path):
     return pyarrow.parquet.read_schema(path).names
 
 
-def read(path, engine):
+def read(path, engine, delimiters):
     """Each column's cells by its name: texts, or None for null; `_tg_missing` has lists."""
     if engine == "duckdb":
         table = read_with_duckdb(path)
@@ -22,7 +22,7 @@ def read(path, engine):
     for name in table.column_names:
         cells = []
         for chunk in table.column(name).chunks:
-            cells.extend(chunk.to_pylist() if name == "_tg_missing" else texts(chunk))
+            cells.extend(chunk.to_pylist() if name == "_tg_missing" else texts(chunk, delimiters.get(name, ",")))
         columns[name] = cells
     return columns
 
@@ -34,15 +34,16 @@ def read_with_duckdb(path):
     return duckdb.execute(query, [path]).to_arrow_table()
 
 
-def texts(array):
-    """The cells of an Arrow array as PostgreSQL prints them."""
+def texts(array, delimiter=","):
+    """The cells of an Arrow array as PostgreSQL prints them; `delimiter` is of its lists."""
     if isinstance(array, pyarrow.ExtensionArray):
         array = array.storage
     kind, types = array.type, pyarrow.types
     if types.is_list(kind):
         items, offsets = texts(array.values), array.offsets.to_pylist()
         cells = [items[start:end] for start, end in zip(offsets, offsets[1:])]
-        return [postgres.array_text(cell) if valid else None for cell, valid in zip(cells, array.is_valid().to_pylist())]
+        valid = array.is_valid().to_pylist()
+        return [postgres.array_text(cell, delimiter) if valid else None for cell, valid in zip(cells, valid)]
     if types.is_date32(kind):
         return each(postgres.date, array.cast(pyarrow.int32()))
     if types.is_time64(kind):

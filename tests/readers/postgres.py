@@ -4,6 +4,7 @@ extra_float_digits above 0. Written apart from the plugin's own code, to check i
 import math
 import struct
 from decimal import Decimal
+from fractions import Fraction
 
 DAY = 86_400_000_000
 
@@ -44,21 +45,29 @@ def uuid(value):
 
 
 def float8(value):
-    return floating(value, repr(value), 15)
+    return floating(value, shortest(value, "d", 17), 15)
 
 
 def float4(value):
-    if not math.isfinite(value):
-        return floating(value, "0", 6)
-    for digits in range(9):
-        shortest = f"{value:.{digits}e}"
-        try:
-            if struct.unpack("f", struct.pack("f", float(shortest)))[0] == value:
-                return floating(value, shortest, 6)
-        except OverflowError:
-            # Rounded up beyond the largest: it needs more digits.
-            continue
-    raise ValueError(f"{value} has no text of nine digits")
+    return floating(value, shortest(value, "f", 9), 6)
+
+
+def shortest(value, width, most):
+    """The shortest decimal nearest to this number and no other; one that lies halfway
+    between two is nearest to neither."""
+    if not math.isfinite(value) or value == 0:
+        return "0"
+    bits = {"f": "I", "d": "Q"}[width]
+    number = struct.unpack(bits, struct.pack(width, abs(value)))[0]
+    exact = Fraction(abs(value))
+    below = Fraction(struct.unpack(width, struct.pack(bits, number - 1))[0])
+    above = struct.unpack(width, struct.pack(bits, number + 1))[0]
+    above = Fraction(above) if math.isfinite(above) else 2 * exact - below
+    for digits in range(most):
+        text = f"{value:.{digits}e}"
+        if (below + exact) / 2 < abs(Fraction(text)) < (exact + above) / 2:
+            return text
+    raise ValueError(f"{value} has no text of {most} digits")
 
 
 def floating(value, shortest, fixed):
@@ -82,13 +91,13 @@ def floating(value, shortest, fixed):
     return sign + whole + ("." + fraction if fraction else "")
 
 
-def array_text(items):
+def array_text(items, delimiter=","):
     """An array of one dimension; None is NULL."""
-    return "{" + ",".join("NULL" if item is None else quoted(item) for item in items) + "}"
+    return "{" + delimiter.join("NULL" if item is None else quoted(item, delimiter) for item in items) + "}"
 
 
-def quoted(item):
-    plain = item and item.upper() != "NULL" and not any(byte in item for byte in '"\\{}, \t\n\r\v\f')
+def quoted(item, delimiter):
+    plain = item and item.upper() != "NULL" and not any(byte in item for byte in '"\\{} \t\n\r\v\f' + delimiter)
     return item if plain else '"' + item.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 

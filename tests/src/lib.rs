@@ -3,14 +3,18 @@
 //! Each test has its own databases, slot and directory; the servers are shared by the
 //! tests of one process.
 
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use tidegate::scratch::{Cluster, ClusterOptions};
 use tidegate::status::StatusReport;
+
+pub mod majors;
 
 /// How long a condition may take to come true before its test fails.
 const PATIENCE: Duration = Duration::from_secs(90);
@@ -42,6 +46,7 @@ pub fn database(cluster: &Cluster, test: &str) -> Database {
 }
 
 /// A test's database.
+#[derive(Clone)]
 pub struct Database {
     /// For clients.
     pub url: String,
@@ -62,22 +67,50 @@ impl Database {
         String::from_utf8(output.stdout).expect("UTF-8").trim_end().to_owned()
     }
 
+    /// Runs a script with `psql`, each statement by itself, up to the first error, which
+    /// there must not be.
+    pub fn script(&self, script: &str) {
+        let mut psql = Command::new("psql")
+            .args(["-X", "-q", "-v", "ON_ERROR_STOP=1", "-d", &self.url, "-f", "-"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("psql runs");
+        psql.stdin.take().expect("it was asked for").write_all(script.as_bytes()).expect("psql reads");
+        let output = psql.wait_with_output().expect("psql ends");
+        assert!(output.status.success(), "psql: {}\n{script}", String::from_utf8_lossy(&output.stderr));
+    }
+
     /// Rows of a table, as text, in an order of their own.
     pub fn rows(&self, table: &str) -> Vec<String> {
         self.sql(&format!("SELECT t::text FROM {table} t ORDER BY 1")).lines().map(str::to_owned).collect()
     }
 }
 
-/// The binary under test: beside the test's own, or `TIDEGATE_BIN`.
+/// The binary under test: beside the caller's own, a test's or a tool's, or `TIDEGATE_BIN`.
 pub fn tidegate() -> PathBuf {
     if let Some(binary) = std::env::var_os("TIDEGATE_BIN") {
         return binary.into();
     }
     let test = std::env::current_exe().expect("the test knows its own path");
-    let profile = test.ancestors().nth(2).expect("a test is in <profile>/deps");
-    let binary = profile.join("tidegate");
-    assert!(binary.exists(), "{} is missing: run `cargo build -p tidegate` first", binary.display());
+    // A test is in <profile>/deps, another binary in <profile>.
+    let mut profiles = test.ancestors().skip(1).take(2).map(|directory| directory.join("tidegate"));
+    let binary = profiles.find(|binary| binary.is_file());
     binary
+        .unwrap_or_else(|| panic!("{} has no tidegate beside it: run `cargo build -p tidegate` first", test.display()))
+}
+
+/// The directory of fixtures: `TIDEGATE_FIXTURES`, or what `make fixtures` fills.
+pub fn fixtures() -> PathBuf {
+    let default = || {
+        let test = std::env::current_exe().expect("the test knows its own path");
+        let mut places = test.ancestors().skip(2).take(2).map(|directory| directory.join("fixtures"));
+        places.find(|directory| directory.exists()).unwrap_or_default()
+    };
+    let directory = std::env::var_os("TIDEGATE_FIXTURES").map_or_else(default, PathBuf::from);
+    assert!(directory.exists(), "`{}` is missing: run `make fixtures` first", directory.display());
+    directory
 }
 
 /// The directory of built plugins: `TIDEGATE_PLUGINS`, or what `make plugins` fills.
@@ -161,6 +194,13 @@ impl Pipeline {
         child.wait().expect("the process is gone").code().unwrap_or(-1)
     }
 
+    /// Asks it to take up its configuration again.
+    pub fn hang_up(&self) {
+        let Some(child) = &self.child else { panic!("it does not run") };
+        let sent = Command::new("kill").args(["-HUP", &child.id().to_string()]).status().expect("kill runs");
+        assert!(sent.success());
+    }
+
     /// Whether the process has ended, and its exit code.
     pub fn ended(&mut self) -> Option<i32> {
         let ended = self.child.as_mut()?.try_wait().expect("the process can be asked")?;
@@ -205,6 +245,8 @@ impl Pipeline {
 
     /// Waits until every destination has everything committed at the source so far.
     pub fn wait_caught_up(&mut self, source: &Database) -> StatusReport {
+        // Whatever a checkpoint is at, it is not beyond this.
+        source.sql("SELECT pg_logical_emit_message(true, 'tidegate-test', 'mark')");
         let target: tidegate::position::Lsn = source.sql("SELECT pg_current_wal_insert_lsn()").parse().expect("an LSN");
         // A commit of a published table behind `target`, so that waiting does not depend
         // on keepalives.
@@ -212,6 +254,12 @@ impl Pipeline {
         self.wait_status("all destinations have caught up", |status| {
             status.destinations.iter().all(|destination| destination.checkpoint.is_some_and(|at| at >= target))
         })
+    }
+
+    /// Installs the DDL trigger at the source.
+    pub fn install_trigger(&self) {
+        let output = self.command(&["trigger", "install"]).output().expect("the command runs");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     }
 
     /// The log so far.
@@ -227,6 +275,46 @@ impl Pipeline {
 impl Drop for Pipeline {
     fn drop(&mut self) {
         self.kill();
+    }
+}
+
+/// Transactions at a source, one behind the other, until it is dropped.
+pub struct Traffic {
+    stop: Arc<AtomicBool>,
+    done: Arc<AtomicU32>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Traffic {
+    /// `work`: the SQL of the transaction of this number.
+    pub fn start(source: &Database, work: impl Fn(u32) -> String + Send + 'static) -> Traffic {
+        let (stop, done) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU32::new(0)));
+        let (stopped, counter, source) = (stop.clone(), done.clone(), source.clone());
+        let thread = std::thread::spawn(move || {
+            while !stopped.load(Ordering::Relaxed) {
+                source.sql(&work(counter.load(Ordering::Relaxed)));
+                counter.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+        Traffic { stop, done, thread: Some(thread) }
+    }
+
+    /// Waits until as many transactions more were committed.
+    pub fn wait_for(&self, more: u32) {
+        let from = self.done.load(Ordering::Relaxed);
+        wait_for("traffic goes on", || (self.done.load(Ordering::Relaxed) >= from + more).then_some(()));
+    }
+
+    /// Ends behind the transaction under way.
+    pub fn stop(mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.take().expect("it runs").join().expect("every transaction was committed");
+    }
+}
+
+impl Drop for Traffic {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
     }
 }
 

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use tidegate::position::Lsn;
 use tidegate::scratch::{Cluster, ClusterOptions, Shutdown};
-use tidegate::status::{DestinationState, DestinationStatus, StatusReport, TableStatus};
+use tidegate::status::{DestinationState, DestinationStatus, SchemaState, StatusReport, TableStatus};
 use tidegate::store::TableState;
 use tidegate_tests::{Database, Pipeline, database, mirror, plugins, postgres_destination, source, wait_for};
 
@@ -20,11 +20,6 @@ fn with_publication(source: Database, schema: &str) -> Database {
     source.sql(schema);
     source.sql("CREATE PUBLICATION pub FOR ALL TABLES");
     source
-}
-
-fn install_trigger(pipeline: &Pipeline) {
-    let output = pipeline.command(&["trigger", "install"]).output().unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
 fn assert_equal(pipeline: &mut Pipeline, source: &Database, mirror: &Database, tables: &[&str]) {
@@ -301,7 +296,7 @@ fn forged_ddl_messages_of_an_ordinary_role_are_ignored_and_rows_flow_on() {
         assert!(pipeline.log().contains(warning), "{}", pipeline.log());
         assert_eq!(pipeline.stop(), 0);
         if round == 0 {
-            install_trigger(&pipeline);
+            pipeline.install_trigger();
         }
     }
     from.sql("REVOKE ALL ON t FROM forger; DROP ROLE forger");
@@ -329,6 +324,11 @@ fn without_the_trigger_an_added_column_arrives_with_its_first_row() {
 /// A change that is not followed: refused by name, the others go on, and a resync after a
 /// stop brings the table in its new shape.
 fn refused_and_copied_again(test: &str, change: &str, named: &str) {
+    copied_again(test, change, named, |table| table.state == TableState::Errored);
+}
+
+/// The same where the table stops, or waits.
+fn copied_again(test: &str, change: &str, named: &str, is_refused: impl Fn(&TableStatus) -> bool) {
     let from = with_publication(
         database(source(), test),
         "CREATE TABLE t (id int PRIMARY KEY, other int NOT NULL UNIQUE, v int);
@@ -337,14 +337,13 @@ fn refused_and_copied_again(test: &str, change: &str, named: &str) {
     );
     let to = database(mirror(), test);
     let mut pipeline = Pipeline::new(&from, &postgres_destination("mirror", &to));
-    install_trigger(&pipeline);
+    pipeline.install_trigger();
     pipeline.start();
     pipeline.wait_ready();
     let before = from.rows("t");
     from.sql(&format!("BEGIN; INSERT INTO untouched VALUES (1); {change}; INSERT INTO untouched VALUES (2); COMMIT"));
     from.sql("INSERT INTO t(id, other) VALUES (1000, 1000)");
-    let status = pipeline
-        .wait_status("the table stops", |status| table(status, "mirror", "public.t").state == TableState::Errored);
+    let status = pipeline.wait_status("the table stops", |status| is_refused(table(status, "mirror", "public.t")));
     let error = table(&status, "mirror", "public.t").error.clone().unwrap();
     assert!(error.code.starts_with("schema."), "{error:?}");
     assert!(error.message.contains(named), "{error:?}");
@@ -362,7 +361,7 @@ fn refused_and_copied_again(test: &str, change: &str, named: &str) {
     pipeline.start();
     from.sql("INSERT INTO untouched VALUES (4)");
     assert_equal(&mut pipeline, &from, &to, &["untouched"]);
-    assert_eq!(table(&pipeline.status().unwrap(), "mirror", "public.t").state, TableState::Errored);
+    assert!(is_refused(table(&pipeline.status().unwrap(), "mirror", "public.t")));
     assert_eq!(pipeline.stop(), 0);
 
     let output = pipeline.command(&["resync", "mirror", "public.t"]).output().unwrap();
@@ -380,15 +379,53 @@ fn refused_and_copied_again(test: &str, change: &str, named: &str) {
 
 #[test]
 fn a_change_of_type_is_refused_by_name_and_a_resync_brings_the_new_type() {
-    refused_and_copied_again("type_change", "ALTER TABLE t ALTER COLUMN v TYPE bigint USING v * 10", "alter-type");
+    refused_and_copied_again("type_change", "ALTER TABLE t ALTER COLUMN v TYPE bigint USING v * 10", "rewritten");
+    refused_and_copied_again("type_narrowed", "ALTER TABLE t ALTER COLUMN v TYPE varchar(9)", "rewritten");
+}
+
+#[test]
+fn a_wider_type_follows_by_itself_with_rows_before_and_behind_it() {
+    let from = with_publication(
+        database(source(), "wider"),
+        "CREATE TABLE t (id int PRIMARY KEY, small smallint, short varchar(5), price numeric(6,2), ratio real);
+         INSERT INTO t SELECT n, n, 'v' || n, n / 4.0, n / 7.0 FROM generate_series(1, 100) n",
+    );
+    let to = database(mirror(), "wider");
+    let mut pipeline = Pipeline::new(&from, &postgres_destination("mirror", &to));
+    pipeline.install_trigger();
+    pipeline.start();
+    pipeline.wait_ready();
+    for change in [
+        "ALTER TABLE t ALTER id TYPE bigint",
+        "ALTER TABLE t ALTER small TYPE bigint, ALTER short TYPE varchar(50)",
+        "ALTER TABLE t ALTER COLUMN price TYPE numeric(12,2);",
+        "ALTER TABLE t ALTER ratio TYPE double precision",
+        "ALTER TABLE t ALTER short TYPE text",
+    ] {
+        from.sql("UPDATE t SET small = small + 1 WHERE id % 10 = 1");
+        from.sql(change);
+        from.sql("UPDATE t SET small = small + 1, price = price + 1 WHERE id % 10 = 2");
+    }
+    from.sql("INSERT INTO t VALUES (5000000000, 5000000000, 'longer than five', 12345678.25, 0.1)");
+    assert_equal(&mut pipeline, &from, &to, &["t"]);
+    let types = "SELECT string_agg(format_type(atttypid, atttypmod), ', ' ORDER BY attnum) FROM pg_attribute
+                 WHERE attrelid = 't'::regclass AND attnum > 0";
+    assert_eq!(to.sql(types), "bigint, bigint, text, numeric(12,2), double precision");
+    assert_eq!(pipeline.stop(), 0);
+}
+
+#[test]
+fn rows_that_are_rewritten_without_a_change_of_them_stop_their_table_until_it_is_copied_again() {
+    refused_and_copied_again("rewritten", "ALTER TABLE t ALTER COLUMN v TYPE int USING v * 10", "rewritten");
 }
 
 #[test]
 fn a_change_of_key_is_refused_by_name_and_a_resync_brings_the_new_key() {
-    refused_and_copied_again(
+    copied_again(
         "key_change",
         "ALTER TABLE t DROP CONSTRAINT t_pkey, ADD PRIMARY KEY (other)",
         "change-key",
+        |table| table.schema == SchemaState::Held,
     );
 }
 
@@ -434,7 +471,7 @@ fn a_stream_that_is_replayed_over_a_schema_change_after_a_kill_ends_equal() {
     let (near, far) = (database(mirror(), "replay_near"), database(&away, "replay_far"));
     let mut pipeline =
         Pipeline::new(&from, &(postgres_destination("near", &near) + &postgres_destination("far", &far)));
-    install_trigger(&pipeline);
+    pipeline.install_trigger();
     pipeline.start();
     pipeline.wait_ready();
     assert_equal(&mut pipeline, &from, &far, &["t"]);

@@ -395,8 +395,6 @@ fn a_second_process_on_the_same_state_is_refused_and_told_who_holds_it() {
     let output = ended(case.command(&["run", "--log", "human"]));
     let state = case.pipeline.directory().join("state").display().to_string();
     assert_reported(&output, 2, "state.in-use", &[&format!("process {pid}"), &state]);
-    let output = ended(case.command(&["resync", "mirror", "public.orders"]));
-    assert_reported(&output, 2, "state.in-use", &[&format!("process {pid}")]);
     // Looking is not running: `check` says who holds it, and that all is well.
     let output = ended(case.command(&["check"]));
     let text = all_of(&output);

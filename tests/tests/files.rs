@@ -107,11 +107,6 @@ fn bench(test: &str, schema: &str, destinations: &str) -> (Database, Pipeline) {
     (source, pipeline)
 }
 
-fn install_trigger(pipeline: &Pipeline) {
-    let output = pipeline.command(&["trigger", "install"]).output().unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-}
-
 /// Every type with a layout of its own, and some that are text.
 const KINDS: &str = r#"
     CREATE TYPE mood AS ENUM ('sad', 'so so', 'say "yes"');
@@ -328,7 +323,7 @@ fn a_kill_amid_load_loses_nothing() {
          CREATE TABLE emptied (id serial PRIMARY KEY, v text)",
         &small_files("lake", "parquet"),
     );
-    install_trigger(&pipeline);
+    pipeline.install_trigger();
     let work = "INSERT INTO t(v) SELECT 'more' FROM generate_series(1, 300);
                 UPDATE t SET n = n + 1 WHERE id % 17 = 0;
                 DELETE FROM t WHERE id % 101 = 0;
@@ -372,7 +367,7 @@ fn a_schema_change_begins_a_file_with_the_new_columns() {
         "CREATE TABLE t (id int PRIMARY KEY, a text, b int); INSERT INTO t SELECT n, 'a', n FROM generate_series(1, 10) n",
         &files_destination("lake", "parquet"),
     );
-    install_trigger(&pipeline);
+    pipeline.install_trigger();
     pipeline.start();
     pipeline.wait_ready();
     for (text, change, rows) in [
@@ -417,7 +412,7 @@ fn a_mirror_and_a_log_are_fed_by_one_slot() {
         "CREATE TABLE t (id int PRIMARY KEY, v text, n int DEFAULT 0); INSERT INTO t SELECT n, 'v' || n FROM generate_series(1, 3000) n",
         &destinations,
     );
-    install_trigger(&pipeline);
+    pipeline.install_trigger();
     pipeline.start();
     pipeline.wait_ready();
     source.sql("UPDATE t SET n = n + 1 WHERE id % 2 = 0; DELETE FROM t WHERE id % 5 = 0; UPDATE t SET id = -id WHERE id % 7 = 0");

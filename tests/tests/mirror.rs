@@ -19,11 +19,6 @@ fn bench(test: &str, schema: &str) -> Bench {
 }
 
 impl Bench {
-    fn install_trigger(&self) {
-        let output = self.pipeline.command(&["trigger", "install"]).output().unwrap();
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    }
-
     fn assert_equal(&mut self, tables: &[&str]) {
         self.pipeline.wait_caught_up(&self.source);
         for table in tables {
@@ -64,7 +59,7 @@ fn schema_changes_reach_the_mirror_in_their_place_between_the_rows() {
         "CREATE TABLE t (id int PRIMARY KEY, a text, b int, c text);
          INSERT INTO t SELECT n, 'a' || n, n, 'c' FROM generate_series(1, 1000) n",
     );
-    bench.install_trigger();
+    bench.pipeline.install_trigger();
     bench.pipeline.start();
     bench.pipeline.wait_ready();
     for (change, rows) in [
@@ -111,7 +106,7 @@ fn a_host_that_is_killed_again_and_again_ends_equal() {
         "CREATE TABLE t (id bigserial PRIMARY KEY, v text, n int DEFAULT 0);
          INSERT INTO t(v) SELECT 'row ' || n FROM generate_series(1, 20000) n",
     );
-    bench.install_trigger();
+    bench.pipeline.install_trigger();
     let work = "INSERT INTO t(v) SELECT 'more' FROM generate_series(1, 300);
                 UPDATE t SET n = n + 1 WHERE id % 17 = 0;
                 DELETE FROM t WHERE id % 101 = 0;

@@ -3,11 +3,12 @@
 use std::sync::Arc;
 
 use super::column::ColumnBuilder;
-use super::gather::{rows_bytes, take_rows};
+use super::copy::key_text_of;
+use super::gather::{COLUMN_BYTES, rows_weight, take_rows};
 use crate::error::{Error, Result};
 use crate::position::{Lsn, Position};
 use crate::schema::table::TableSchema;
-use crate::source::pgoutput::{Cell, OldTuple, Tuple};
+use crate::source::pgoutput::{Beginning, Cell, OldTuple, Tuple};
 use crate::wire;
 
 /// `ops` of the contract.
@@ -41,8 +42,22 @@ impl RelationMap {
     pub fn new(columns: Vec<Option<u16>>, schema: &TableSchema) -> RelationMap {
         let index = |ordinal: Option<u16>| schema.column(ordinal?).map(|(index, _)| index);
         let columns: Vec<Option<usize>> = columns.into_iter().map(index).collect();
-        let absent = (0..schema.columns.len()).filter(|index| !columns.contains(&Some(*index))).collect();
+        let mut is_there = vec![false; schema.columns.len()];
+        columns.iter().flatten().for_each(|index| is_there[*index] = true);
+        let absent = (0..schema.columns.len()).filter(|index| !is_there[*index]).collect();
         RelationMap { columns, absent }
+    }
+
+    /// The key of a row that was not read, if the whole of it is in its first cells.
+    pub fn key_of(&self, schema: &TableSchema, beginning: &Beginning) -> Option<String> {
+        let cells: Vec<Cell<'_>> = beginning.cells().take(self.columns.len()).collect();
+        key_text_of(schema, |wanted| {
+            let place = self.columns.iter().position(|index| *index == Some(wanted))?;
+            match cells.get(place)? {
+                Cell::Text(text) => Some(String::from_utf8_lossy(text).into_owned()),
+                _ => None,
+            }
+        })
     }
 }
 
@@ -96,6 +111,12 @@ impl ChangeBuilder {
     /// Bytes that the rows so far take in memory, about.
     pub fn bytes(&self) -> usize {
         self.bytes
+    }
+
+    /// Bytes that were taken for rows still to come, and for the columns themselves.
+    pub fn reserved(&self) -> usize {
+        let columns = self.new.iter().chain(&self.old);
+        columns.map(ColumnBuilder::reserved).sum::<usize>() + self.new.len() * COLUMN_BYTES
     }
 
     /// Rows so far.
@@ -336,8 +357,8 @@ pub struct ChangeBatch {
 
 impl ChangeBatch {
     pub(super) fn new(schema: Arc<TableSchema>, rows: wire::ChangeRows) -> ChangeBatch {
-        let bytes = rows_bytes(&rows.rows)
-            + rows_bytes(&rows.old_rows)
+        let bytes = rows_weight(&rows.rows)
+            + rows_weight(&rows.old_rows)
             + rows.ops.len() * ROW_BYTES
             + rows.old_index.len() * size_of::<u32>();
         ChangeBatch { schema, rows, bytes }
@@ -387,10 +408,11 @@ impl ChangeBatch {
         low
     }
 
-    /// The changes from a row on, as they cross to the plugin.
-    pub fn changes_from(&self, row: usize) -> wire::ChangeRows {
+    /// The changes from a row on, as they cross to the plugin. All of them are moved, if
+    /// nobody else has the batch.
+    pub fn changes_from(self: Arc<Self>, row: usize) -> wire::ChangeRows {
         if row == 0 {
-            return self.rows.clone();
+            return Arc::try_unwrap(self).map_or_else(|shared| shared.rows.clone(), |batch| batch.rows);
         }
         let row = row.min(self.len());
         let old = self.rows.old_index.partition_point(|index| (*index as usize) < row);

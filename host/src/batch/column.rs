@@ -72,6 +72,11 @@ impl ColumnBuilder {
         self.ordinal
     }
 
+    /// Bytes that are reserved.
+    pub(super) fn reserved(&self) -> usize {
+        self.values.capacity() + self.lists.as_ref().map_or(0, |lists| lists.ends.capacity() * size_of::<u32>())
+    }
+
     /// Cells so far.
     pub fn rows(&self) -> usize {
         self.rows

@@ -136,6 +136,34 @@ impl CopyBuilder {
     }
 }
 
+/// The key of the row that a line begins with, if the whole of it is in the beginning.
+pub fn key_of_line(schema: &TableSchema, beginning: &[u8]) -> Option<String> {
+    let mut fields: Vec<&[u8]> = beginning.split(|byte| *byte == b'\t').collect();
+    // It is cut off somewhere.
+    fields.pop();
+    let mut scratch = Vec::new();
+    key_text_of(schema, |index| {
+        unescape(fields.get(index)?, &mut scratch);
+        Some(String::from_utf8_lossy(&scratch).into_owned())
+    })
+}
+
+/// The cells of a table's key, for a person; none if one of them is not known.
+pub(super) fn key_text_of(schema: &TableSchema, mut cell: impl FnMut(usize) -> Option<String>) -> Option<String> {
+    const MOST_CHARS: usize = 100;
+    let key = schema.merge_key();
+    let cells = key.iter().map(|ordinal| {
+        let (index, _) = schema.column(*ordinal)?;
+        let text = cell(index)?;
+        Some(match text.char_indices().nth(MOST_CHARS) {
+            Some((end, _)) => format!("{}…", &text[..end]),
+            None => text,
+        })
+    });
+    let cells: Vec<String> = cells.collect::<Option<_>>()?;
+    (!cells.is_empty()).then(|| format!("({})", cells.join(", ")))
+}
+
 #[inline]
 fn append_field(builder: &mut ColumnBuilder, field: &[u8], escaped: bool, scratch: &mut Vec<u8>) -> usize {
     if !escaped {
@@ -288,6 +316,16 @@ mod tests {
         let taken = rows_bytes(&copy.finish()) as f64;
         assert!((counted / taken - 1.0).abs() < 0.01, "{counted} against {taken}");
         assert_eq!((copy.bytes(), copy.rows()), (0, 0));
+    }
+
+    #[test]
+    fn the_key_of_a_line_is_known_if_it_stands_in_what_was_read_of_it() {
+        let mut columns = vec![column(1, "int4"), column(2, "text"), column(3, "text")];
+        columns[1].key_position = Some(1);
+        columns[1].identity = true;
+        let schema = schema(ReplicaIdentity::Default, columns);
+        assert_eq!(key_of_line(&schema, b"1\ta\\tb\txxxx").as_deref(), Some("(a\tb)"));
+        assert_eq!(key_of_line(&schema, b"1\tab"), None, "it may go on");
     }
 
     #[test]

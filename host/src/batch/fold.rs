@@ -307,7 +307,7 @@ impl Hasher for Hashed {
 
 /// Appends one cell of a key so that two keys have the same bytes only if they are the
 /// same. False if the cell is null or missing.
-fn encode(values: &wire::ColumnValues, row: u32, out: &mut Vec<u8>) -> bool {
+pub(super) fn encode(values: &wire::ColumnValues, row: u32, out: &mut Vec<u8>) -> bool {
     if is_missing(values, row) || is_null(values, row) {
         return false;
     }

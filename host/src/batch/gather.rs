@@ -291,6 +291,26 @@ pub fn rows_bytes(rows: &wire::Rows) -> usize {
     rows.columns.iter().map(column_bytes).sum()
 }
 
+/// The same with what the columns themselves take, however few rows there are.
+pub fn rows_weight(rows: &wire::Rows) -> usize {
+    rows_bytes(rows) + rows.columns.len() * COLUMN_BYTES
+}
+
+/// Bytes that the rows of a content take, about.
+pub fn content_bytes(content: &wire::Content) -> usize {
+    match content {
+        wire::Content::Copy(copy) => rows_weight(&copy.rows),
+        wire::Content::Changes(changes) => rows_weight(&changes.rows) + rows_weight(&changes.old_rows),
+        wire::Content::Merge(merge) => {
+            rows_weight(&merge.upserts) + rows_weight(&merge.moved_from) + rows_weight(&merge.deletes)
+        }
+        wire::Content::Truncate(_) | wire::Content::Messages(_) => 0,
+    }
+}
+
+/// A column's record, its vectors' allocations, and the rounding of these.
+pub(super) const COLUMN_BYTES: usize = size_of::<wire::ColumnValues>() + 64;
+
 fn column_bytes(values: &wire::ColumnValues) -> usize {
     let bitmap = |bits: &Option<wire::Bitmap>| bits.as_ref().map_or(0, Vec::len);
     let odd = |cell: &wire::OddCell| size_of::<wire::OddCell>() + cell.kind.len() + cell.text.len();

@@ -72,9 +72,10 @@ pub struct ColumnLayout {
 /// An array whose element type is not known is text, as any unknown type.
 pub fn layout(column: &Column) -> ColumnLayout {
     match (column.base.as_str(), column.element.as_deref()) {
-        // `box` is the only built-in type with another delimiter than the comma.
-        ("array", Some("box")) => ColumnLayout { layout: Layout::Text, delimiter: Some(b';') },
-        ("array", Some(element)) => ColumnLayout { layout: Layout::of(element), delimiter: Some(b',') },
+        ("array", Some(element)) => {
+            let delimiter = column.delimiter.and_then(|delimiter| u8::try_from(delimiter).ok()).unwrap_or(b',');
+            ColumnLayout { layout: Layout::of(element), delimiter: Some(delimiter) }
+        }
         (base, _) => ColumnLayout { layout: Layout::of(base), delimiter: None },
     }
 }

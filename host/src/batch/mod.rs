@@ -30,16 +30,20 @@ mod gather;
 mod layout;
 #[cfg(test)]
 mod oracle_tests;
+mod pick;
 mod project;
 mod render;
 #[cfg(test)]
 mod testing;
 mod text;
+mod text_row;
 mod values;
 
 pub use change::{ChangeBatch, ChangeBuilder, RelationMap, RowPosition};
 pub use column::ColumnBuilder;
-pub use copy::{CopyBuilder, column_list};
+pub use copy::{CopyBuilder, column_list, key_of_line};
 pub use fold::fold;
-pub use gather::rows_bytes;
+pub use gather::{content_bytes, rows_bytes, rows_weight};
 pub use layout::{ColumnLayout, Layout, layout};
+pub use pick::{is_whole, pick, refusable, units};
+pub use text_row::{TextCell, TextRow, complete, key_text, rows_of_text};

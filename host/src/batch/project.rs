@@ -95,8 +95,8 @@ impl ChangeBatch {
 }
 
 /// How values of a column become values of its later type.
-#[derive(Clone, Copy)]
-enum Cast {
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Cast {
     /// Nothing to do.
     Same,
     /// Through the text that PostgreSQL prints.
@@ -111,8 +111,55 @@ enum Cast {
     Midnight,
 }
 
+/// Types whose cast to text is what they print. Others have a cast of their own (inet
+/// prints `10.0.0.1` and casts to `10.0.0.1/32`), or may have: extensions' types.
+const CAST_AS_PRINTED: [&str; 42] = [
+    "int2",
+    "int4",
+    "int8",
+    "oid",
+    "float4",
+    "float8",
+    "numeric",
+    "money",
+    "date",
+    "time",
+    "timetz",
+    "timestamp",
+    "timestamptz",
+    "interval",
+    "uuid",
+    "bytea",
+    "json",
+    "jsonb",
+    "jsonpath",
+    "name",
+    "bit",
+    "varbit",
+    "macaddr",
+    "macaddr8",
+    "pg_lsn",
+    "xid",
+    "xid8",
+    "point",
+    "line",
+    "lseg",
+    "box",
+    "path",
+    "polygon",
+    "circle",
+    "tsvector",
+    "tsquery",
+    "int4range",
+    "int8range",
+    "numrange",
+    "daterange",
+    "tsrange",
+    "tstzrange",
+];
+
 /// The casts whose result does not depend on a session or on a USING clause.
-fn cast(from: &Column, to: &Column) -> Option<Cast> {
+pub(super) fn cast(from: &Column, to: &Column) -> Option<Cast> {
     if (&from.base, &from.element) == (&to.base, &to.element) {
         return Some(Cast::Same);
     }
@@ -129,7 +176,8 @@ fn cast(from: &Column, to: &Column) -> Option<Cast> {
         ("bool", _) if to_text => Some(Cast::Bool),
         ("bpchar", _) if to_text => Some(Cast::Trim),
         ("text" | "varchar", _) if to_text => Some(Cast::Same),
-        (_, _) if to_text => Some(Cast::Text),
+        ("enum" | "composite", _) if to_text => Some(Cast::Text),
+        (from, _) if to_text && CAST_AS_PRINTED.contains(&from) => Some(Cast::Text),
         ("float4", "float8") => Some(Cast::Widen),
         ("date", "timestamp") => Some(Cast::Midnight),
         (from, to) if widens(from, to) => Some(Cast::Text),

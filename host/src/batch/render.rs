@@ -57,11 +57,12 @@ fn render_value(cells: &wire::Cells, row: u32, layout: Layout, out: &mut Vec<u8>
         },
         wire::Cells::Float32(values) => {
             let value = values.get(at).copied().unwrap_or_default();
-            float(value.into(), &format!("{value:e}"), FLOAT4_DIGITS, out);
+            let shortest = || shortest(value, |text| text.parse().is_ok_and(|read: f32| read == value), 9);
+            float(value.into(), shortest, FLOAT4_DIGITS, out);
         }
         wire::Cells::Float64(values) => {
             let value = values.get(at).copied().unwrap_or_default();
-            float(value, &format!("{value:e}"), FLOAT8_DIGITS, out);
+            float8(value, out);
         }
         wire::Cells::Fixed(array) => {
             let width = array.width as usize;
@@ -104,15 +105,62 @@ const FLOAT4_DIGITS: i32 = 6;
 /// The same for float8 (DBL_DIG).
 const FLOAT8_DIGITS: i32 = 15;
 
-/// `shortest` is the number as `d.ddde±x` with the fewest digits that read back the same.
-fn float(value: f64, shortest: &str, most_digits: i32, out: &mut Vec<u8>) {
+fn float8(value: f64, out: &mut Vec<u8>) {
+    let shortest = || shortest(value, |text| text.parse().is_ok_and(|read: f64| read == value), 17);
+    float(value, shortest, FLOAT8_DIGITS, out);
+}
+
+/// A finite number as `d.ddde±x` with the fewest digits that are read as it, whether
+/// the reader rounds to even or not: that is how PostgreSQL counts them. `most`
+/// digits always do.
+fn shortest<T: std::fmt::LowerExp + Copy>(value: T, same: impl Fn(&str) -> bool, most: usize) -> String {
+    let mut text = format!("{value:e}");
+    loop {
+        let digits = text.bytes().take_while(|byte| *byte != b'e').filter(u8::is_ascii_digit).count();
+        if digits >= most || !is_halfway(&text, &same) {
+            return nearest(value, text, digits, same);
+        }
+        text = format!("{value:.digits$e}");
+    }
+}
+
+/// The number with as many digits, where it lies halfway between two of those the even one,
+/// as PostgreSQL prints it; Rust takes the larger one.
+fn nearest<T: std::fmt::LowerExp>(value: T, text: String, digits: usize, same: impl Fn(&str) -> bool) -> String {
+    let fraction = digits.saturating_sub(1);
+    let even = format!("{value:.fraction$e}");
+    if same(&even) { even } else { text }
+}
+
+/// Whether the decimal lies exactly between two numbers: then one a little above or
+/// below it is read as another number.
+fn is_halfway(text: &str, same: impl Fn(&str) -> bool) -> bool {
+    const FINE: usize = 40;
+    let (mantissa, exponent) = text.split_once('e').unwrap_or((text, "0"));
+    let (sign, mantissa) = mantissa.strip_prefix('-').map_or(("", mantissa), |rest| ("-", rest));
+    let fraction = mantissa.len().saturating_sub(2);
+    let power = exponent.parse::<i32>().unwrap_or(0) - fraction as i32 - FINE as i32;
+    match mantissa.replace('.', "").parse::<u64>() {
+        Ok(digits @ 1..) => {
+            let above = format!("{sign}{digits}{:0>FINE$}e{power}", 1);
+            let below = format!("{sign}{}{:9>FINE$}e{power}", digits - 1, 9);
+            !(same(&above) && same(&below))
+        }
+        // Zero.
+        _ => false,
+    }
+}
+
+/// `shortest` is asked for a finite number only.
+fn float(value: f64, shortest: impl FnOnce() -> String, most_digits: i32, out: &mut Vec<u8>) {
     if value.is_nan() {
         return out.extend_from_slice(b"NaN");
     }
     if value.is_infinite() {
         return out.extend_from_slice(if value > 0.0 { b"Infinity" } else { b"-Infinity" });
     }
-    let (mantissa, exponent) = shortest.split_once('e').unwrap_or((shortest, "0"));
+    let shortest = shortest();
+    let (mantissa, exponent) = shortest.split_once('e').unwrap_or((&shortest, "0"));
     let exponent: i32 = exponent.parse().unwrap_or(0);
     if !(-4..most_digits).contains(&exponent) {
         let sign = if exponent < 0 { '-' } else { '+' };
@@ -207,7 +255,7 @@ mod tests {
 
     fn printed(value: f64) -> String {
         let mut out = Vec::new();
-        float(value, &format!("{value:e}"), FLOAT8_DIGITS, &mut out);
+        float8(value, &mut out);
         String::from_utf8(out).unwrap()
     }
 
@@ -229,6 +277,12 @@ mod tests {
             "-Infinity",
             "0.1",
             "1234.5678",
+            // With a digit less, they are halfway between two numbers.
+            "4.2394635092252164e+19",
+            "-1.9387399668879359e+21",
+            // Halfway between two of as many digits: the value of a float4.
+            "862.4199829101562",
+            "-1013.8549194335938",
         ] {
             assert_eq!(printed(text.parse().unwrap()), text);
         }

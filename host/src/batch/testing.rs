@@ -6,26 +6,12 @@ use bytes::{BufMut, Bytes, BytesMut};
 
 use super::{RelationMap, RowPosition};
 use crate::position::{Lsn, Position, SnapshotId};
+use crate::schema::samples;
 use crate::schema::table::{Column, Origin, ReplicaIdentity, TableName, TableSchema};
 use crate::source::pgoutput::{OldTuple, Tuple};
 
 pub(super) fn column(ordinal: u16, base: &str) -> Column {
-    Column {
-        ordinal,
-        name: format!("c{ordinal}"),
-        declared: base.to_owned(),
-        base: base.to_owned(),
-        element: None,
-        type_oid: 0,
-        typmod: -1,
-        base_typmod: -1,
-        nullable: true,
-        key_position: None,
-        identity: false,
-        default_expression: None,
-        default_literal: None,
-        enum_labels: Vec::new(),
-    }
+    samples::column(ordinal, &format!("c{ordinal}"), base)
 }
 
 pub(super) fn array_column(ordinal: u16, element: &str) -> Column {
@@ -45,6 +31,10 @@ pub(super) fn schema(replica_identity: ReplicaIdentity, columns: Vec<Column>) ->
         origin: Origin::Copy,
         replica_identity,
         columns,
+        highest: 0,
+        listed: false,
+        rewritten: false,
+        committed_at: None,
     })
 }
 

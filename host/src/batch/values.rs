@@ -154,6 +154,21 @@ impl Values {
         }
     }
 
+    /// Bytes of the buffers.
+    pub(super) fn capacity(&self) -> usize {
+        match self {
+            Values::Bool(out) => out.bits.capacity(),
+            Values::Int2(out) => out.capacity() * size_of::<i16>(),
+            Values::Int4(out) | Values::Date(out) => out.capacity() * size_of::<i32>(),
+            Values::Int8(out) | Values::Oid(out) => out.capacity() * size_of::<i64>(),
+            Values::Time(out) | Values::Timestamp(out) | Values::TimestampTz(out) => out.capacity() * size_of::<i64>(),
+            Values::Float4(out) => out.capacity() * size_of::<f32>(),
+            Values::Float8(out) => out.capacity() * size_of::<f64>(),
+            Values::Uuid(out) => out.capacity(),
+            Values::Bytea(out) | Values::Text(out) => out.offsets.capacity() * size_of::<u32>() + out.data.capacity(),
+        }
+    }
+
     /// Keeps the first values.
     pub(super) fn truncate(&mut self, len: usize) {
         match self {

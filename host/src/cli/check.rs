@@ -13,8 +13,9 @@ use crate::error::{Error, Exit, Result};
 use crate::plugin::{Directory, EngineOptions, Plugin, PluginEngine};
 use crate::source::catalog::SourceFacts;
 use crate::source::session;
-use crate::source::trigger::TriggerState;
+use crate::source::trigger::{self, TriggerState};
 use crate::status::StatusError;
+use crate::store::Store;
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Exits with 3 if anything that `run` needs is missing. Writes nothing anywhere.\n\n\
@@ -90,6 +91,7 @@ pub(super) async fn check(args: &Args, path: &Path) -> Result<ExitCode> {
         }
         Err(error) => findings.warn("state", &error),
     }
+    check_store(&config, &mut findings).await;
     let source = check_source(&config, &mut findings).await;
     check_destinations(&config, source.as_ref(), &mut findings).await?;
     let ok = findings.all_ok();
@@ -99,6 +101,17 @@ pub(super) async fn check(args: &Args, path: &Path) -> Result<ExitCode> {
         print_text(&render(&findings.0))?;
     }
     Ok(if ok { ExitCode::SUCCESS } else { ExitCode::from(Exit::No as u8) })
+}
+
+/// The server that keeps the state, if one does.
+async fn check_store(config: &Config, findings: &mut Findings) {
+    let Some(server) = &config.pipeline.store else { return };
+    let Some(warning) = findings.add("state: server", Store::look_at_server(server).await, |_| server.place()) else {
+        return;
+    };
+    if let Some(warning) = warning {
+        findings.warn("state: server", &warning);
+    }
 }
 
 /// The source and its tables, if it got that far.
@@ -140,46 +153,16 @@ async fn check_source(config: &Config, findings: &mut Findings) -> Option<Source
 
 fn check_trigger(facts: &SourceFacts, findings: &mut Findings) {
     let check = "source: DDL trigger";
-    let told = |code: &'static str, message: &str, next: &str| Error::no(code, message).next(next);
-    match facts.trigger {
-        TriggerState::Ready => findings.good(check, "at work"),
-        TriggerState::Missing => findings.warn(
-            check,
-            &told(
-                "trigger.missing",
-                "it is not installed: schema changes are seen when rows come, and some are not certain",
-                "Run `tidegate trigger install` as a superuser, or go without.",
-            ),
-        ),
-        TriggerState::Disabled => findings.bad(
-            check,
-            &told(
-                "trigger.disabled",
-                "it is installed, but not ENABLE ALWAYS: it would miss schema changes",
-                "Run `tidegate trigger install` again, or `tidegate trigger uninstall` to go without.",
-            ),
-        ),
-        TriggerState::Outdated => findings.warn(
-            check,
-            &told(
-                "trigger.outdated",
-                "it was installed by another version",
-                "Run `tidegate trigger install` with the version that replicates.",
-            ),
-        ),
-        TriggerState::KeyDenied => findings.bad(
-            check,
-            &told(
-                "trigger.key-denied",
-                "its key cannot be read by the role that replicates",
-                "Run `tidegate trigger install` again: it gives the role of [source] the right.",
-            ),
-        ),
+    match (trigger::complaint(facts.trigger), facts.trigger) {
+        (None, _) => findings.good(check, "at work"),
+        // One can go without.
+        (Some(error), TriggerState::Missing | TriggerState::Outdated) => findings.warn(check, &error),
+        (Some(error), _) => findings.bad(check, &error),
     }
 }
 
 async fn check_destinations(config: &Config, source: Option<&Source>, findings: &mut Findings) -> Result<()> {
-    let engine = PluginEngine::new(EngineOptions::default())?;
+    let engine = PluginEngine::new(EngineOptions::from(config.pipeline.engine.clone()))?;
     for destination in &config.destinations {
         let place = format!("destination {}", destination.name);
         let loaded = match Directory::find(&config.pipeline.plugins, &destination.plugin) {
@@ -203,19 +186,9 @@ async fn check_destinations(config: &Config, source: Option<&Source>, findings: 
     Ok(())
 }
 
-/// What the plugin asks for and what the configuration grants, in a line.
+/// What the plugin asks for, and what of it the configuration grants.
 fn grants(destination: &DestinationConfig, plugin: &Plugin) -> String {
-    let grants = &destination.grants;
-    let network = grants.network.iter().map(|grant| format!("network {grant}"));
-    let files = grants
-        .files
-        .iter()
-        .map(|grant| format!("files {} ({})", grant.guest, if grant.write { "read-write" } else { "read-only" }));
-    let secrets = grants.secrets.keys().map(|name| format!("secret {name}"));
-    let all: Vec<String> = network.chain(files).chain(secrets).collect();
-    let or_nothing = |list: String| if list.is_empty() { "nothing".to_owned() } else { list };
-    let asked = or_nothing(plugin.manifest.permissions.join(", "));
-    format!("asks for {asked}; has {}", or_nothing(all.join(", ")))
+    destination.grants.explain(&plugin.manifest.permissions, &destination.settings).join("; ")
 }
 
 fn render(lines: &[Line]) -> String {

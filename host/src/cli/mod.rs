@@ -1,14 +1,19 @@
 //! The command line: one file per command.
 
+mod barriers;
 mod check;
 mod demo;
 mod log;
 mod paint;
 mod plugin;
 mod progress;
+mod quarantine;
 mod resync;
 mod run;
+mod schema;
+mod schema_history;
 mod status;
+mod tables;
 mod trigger;
 
 use std::future::Future;
@@ -48,8 +53,16 @@ enum Command {
     Check(check::Args),
     /// Show where slot, destinations and tables stand
     Status(status::Args),
-    /// Copy a table again at the next start
+    /// Copy a table of a destination again
     Resync(resync::Args),
+    /// List the tables of the destinations, or forget one that is gone
+    Tables(tables::Args),
+    /// Rows that a destination refused: show, retry or drop them
+    #[command(subcommand)]
+    Quarantine(quarantine::Command),
+    /// The history of a table's schema, and what a change of it means
+    #[command(subcommand)]
+    Schema(schema::Command),
     /// Build, list and inspect plugins
     #[command(subcommand)]
     Plugin(plugin::Command),
@@ -82,6 +95,9 @@ fn dispatch(cli: Cli) -> Result<ExitCode> {
         Command::Check(args) => block_on(check::check(&args, &config)),
         Command::Status(args) => block_on(status::status(&args, &config)),
         Command::Resync(args) => block_on(resync::resync(&args, &config)),
+        Command::Tables(args) => block_on(tables::tables(&args, &config)),
+        Command::Quarantine(command) => block_on(quarantine::quarantine(command, &config)),
+        Command::Schema(command) => block_on(schema::schema(command, &config)),
         Command::Plugin(command) => block_on(plugin::plugin(command, &config)),
         Command::Trigger(command) => block_on(trigger::trigger(command, &config)),
         Command::Demo(args) => block_on(demo::demo(args, &cli.log)),

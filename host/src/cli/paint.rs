@@ -76,6 +76,21 @@ pub(super) fn bytes(bytes: u64) -> String {
     if unit == 0 { format!("{bytes} B") } else { format!("{value:.1} {}", UNITS[unit]) }
 }
 
+/// A time in its two largest units.
+pub(super) fn duration(seconds: f64) -> String {
+    const UNITS: [(u64, &str); 4] = [(86_400, "d"), (3600, "h"), (60, "min"), (1, "s")];
+    let mut left = seconds.max(0.0) as u64;
+    let largest = UNITS.iter().position(|(length, _)| left >= *length).unwrap_or(UNITS.len() - 1);
+    let mut parts = Vec::new();
+    for (length, unit) in UNITS.iter().skip(largest).take(2) {
+        if left >= *length || parts.is_empty() {
+            parts.push(format!("{} {unit}", left / length));
+        }
+        left %= length;
+    }
+    parts.join(" ")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -88,5 +103,11 @@ mod tests {
         );
         assert_eq!(bytes(999), "999 B");
         assert_eq!(bytes(1_500_000), "1.5 MB");
+    }
+
+    #[test]
+    fn a_time_is_its_two_largest_units() {
+        let times = [0.4, 59.9, 60.0, 3601.0, 3660.0, 90_000.0].map(duration);
+        assert_eq!(times, ["0 s", "59 s", "1 min", "1 h", "1 h 1 min", "1 d 1 h"]);
     }
 }

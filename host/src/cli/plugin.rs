@@ -10,8 +10,13 @@ use super::{paint, print_json, print_text};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::plugin::build::{self, BuildOptions};
-use crate::plugin::{Directory, EngineOptions, Limits, Plugin, PluginEngine};
+use crate::plugin::clean;
+use crate::plugin::{Directory, EngineOptions, Limit, Limits, Plugin, PluginEngine};
 
+/// Bytes of what a plugin says about one setting.
+const CELL_BYTES: usize = 1000;
+/// References and alternatives that are followed to a setting's type.
+const TYPE_DEPTH: usize = 3;
 /// Where plugins are looked for without a configuration.
 const DEFAULT_DIRECTORY: &str = "plugins";
 
@@ -172,9 +177,9 @@ async fn inspect(args: &InspectArgs, config: &Path) -> Result<ExitCode> {
     );
     text.push_str(&settings_table("[destination.settings]", &settings));
     text.push_str(&settings_table("settings of a [[destination.table]]", &table_settings));
-    let mut limits = paint::table(&["limit", "default", "why"]);
-    for (name, default, reason) in Limits::TABLE {
-        limits.add_row([name, default, reason]);
+    let mut limits = paint::table(&["[destination.limits]", "default", "what", "why"]);
+    for Limit { setting, value, what, reason } in Limits::default().table() {
+        limits.add_row([setting, &value.to_string(), what, reason]);
     }
     text.push_str(&format!("\nLimits of an instance:\n{limits}"));
     print_text(&text)?;
@@ -205,15 +210,19 @@ fn settings_table(title: &str, schema: &Value) -> String {
             None => "-".to_owned(),
         };
         let meaning = property["description"].as_str().unwrap_or_default();
-        table.add_row([name.clone(), type_of(schema, property), default, meaning.to_owned()]);
+        // The plugin's own words, on their way to a terminal.
+        table.add_row([name, &type_of(schema, property, 0), &default, meaning].map(|cell| clean(cell, CELL_BYTES)));
     }
     format!("\n{title}:\n{table}\n")
 }
 
 /// A property's type in a word or a few, as far as it is simple.
-fn type_of(schema: &Value, property: &Value) -> String {
+fn type_of(schema: &Value, property: &Value, depth: usize) -> String {
+    if depth > TYPE_DEPTH {
+        return "any".to_owned();
+    }
     if let Some(target) = property["$ref"].as_str().and_then(|path| schema.pointer(path.strip_prefix('#')?)) {
-        return type_of(schema, target);
+        return type_of(schema, target, depth + 1);
     }
     if let Some(options) = property["enum"].as_array() {
         return options
@@ -223,7 +232,7 @@ fn type_of(schema: &Value, property: &Value) -> String {
             .join(", ");
     }
     if let Some(options) = property["oneOf"].as_array().or_else(|| property["anyOf"].as_array()) {
-        return options.iter().map(|option| type_of(schema, option)).collect::<Vec<_>>().join(", ");
+        return options.iter().take(20).map(|option| type_of(schema, option, depth + 1)).collect::<Vec<_>>().join(", ");
     }
     match &property["const"] {
         Value::String(only) => return only.clone(),

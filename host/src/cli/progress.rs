@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 
 use super::paint;
-use crate::status::{StatusBoard, StatusReport};
+use crate::status::{StatusBoard, StatusReport, TableStatus};
 use crate::store::TableState;
 
 /// How often bars are drawn anew.
@@ -63,9 +63,9 @@ impl CopyBars {
                 if table.state == TableState::DataSync {
                     if self.bars.len() < MOST_BARS || self.bars.contains_key(&name) {
                         let bar = self.bars.entry(name.clone()).or_insert_with(|| new_bar(name));
-                        // An estimate may be below what is already there.
-                        bar.set_length(table.rows_total.unwrap_or(0).max(table.rows_copied));
-                        bar.set_position(table.rows_copied);
+                        bar.set_length(table.bytes_total.unwrap_or_default());
+                        bar.set_position(table.bytes_copied);
+                        bar.set_message(rows_and_time(table));
                     }
                 } else if let Some(bar) = self.bars.remove(&name) {
                     bar.finish_and_clear();
@@ -84,10 +84,17 @@ impl Drop for CopyBars {
 }
 
 fn new_bar(name: String) -> ProgressBar {
-    let style =
-        ProgressStyle::with_template("  {prefix:32!} {bar:30} {human_pos}/{human_len} rows {per_sec:>14} {eta:>5}")
-            .unwrap_or_else(|_| ProgressStyle::default_bar());
+    let style = ProgressStyle::with_template("  {prefix:32!} {bar:30} {percent:>3} %  {msg}")
+        .unwrap_or_else(|_| ProgressStyle::default_bar());
     BARS.add(ProgressBar::new(0).with_style(style).with_prefix(name))
+}
+
+fn rows_and_time(table: &TableStatus) -> String {
+    let rows = paint::number(table.rows_copied);
+    match table.seconds_left {
+        Some(left) => format!("{rows} rows, {} left", paint::duration(left)),
+        None => format!("{rows} rows"),
+    }
 }
 
 /// One thing after another, each with the time it took.

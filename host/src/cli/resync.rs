@@ -5,12 +5,12 @@ use std::process::ExitCode;
 
 use super::print_text;
 use crate::config::Config;
+use crate::control::{self, Request};
 use crate::error::{Error, Result};
-use crate::store::Store;
 
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "The pipeline must not run. At its next start the table is copied again, into an empty one.\n\n\
+    after_help = "Into an empty table, while the others go on; at the next start if the pipeline does not run.\n\n\
     Example:\n  tidegate resync warehouse public.orders"
 )]
 pub(super) struct Args {
@@ -20,11 +20,24 @@ pub(super) struct Args {
     /// schema.table at the source
     #[arg(value_name = "TABLE")]
     table: String,
+    /// Only this column's values: there is no such copy yet, and this is refused
+    #[arg(long, value_name = "COLUMN")]
+    backfill: Option<String>,
 }
 
 pub(super) async fn resync(args: &Args, path: &Path) -> Result<ExitCode> {
+    if let Some(column) = &args.backfill {
+        let message = format!("the values of one column alone (`{column}` of {}) cannot be copied yet", args.table);
+        return Err(Error::usage("resync.backfill", message)
+            .next("Leave out --backfill: the whole table is copied again, with the column's values."));
+    }
     let pipeline = Config::load_pipeline(path)?;
-    let store = Store::open(&pipeline.state, &pipeline.name)?;
+    let request = Request::Resync { destination: args.destination.clone(), table: args.table.clone() };
+    if let Some(answer) = control::ask(&pipeline.state, &request).await? {
+        print_text(answer.as_str().unwrap_or_default())?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let store = pipeline.open_store()?;
     let loaded = store.load()?;
     let mut known: Vec<String> = Vec::new();
     let mut found = None;

@@ -6,15 +6,18 @@ use std::process::ExitCode;
 use comfy_table::Cell;
 
 use super::{paint, print_json, print_text};
-use crate::config::Config;
+use crate::config::{Config, PipelineConfig};
 use crate::control;
 use crate::deliver::show_table;
 use crate::error::Result;
-use crate::status::{DestinationState, DestinationStatus, SchemaState, StatusError, StatusReport, TableStatus};
-use crate::store::{Loaded, Store, TableState};
+use crate::status::{
+    DestinationState, DestinationStatus, MemoryStatus, PendingChange, SchemaState, StatusError, StatusReport,
+    TableStatus,
+};
+use crate::store::{Loaded, TableState};
 
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Asks the running process, or reads the state directory if none runs.\n\n\
+#[command(after_help = "Asks the running process, or reads the state if none runs.\n\n\
     Example:\n  tidegate status --json | jq '.destinations[] | {name, lag_seconds}'")]
 pub(super) struct Args {
     /// Print JSON
@@ -24,16 +27,21 @@ pub(super) struct Args {
 
 pub(super) async fn status(args: &Args, path: &Path) -> Result<ExitCode> {
     let pipeline = Config::load_pipeline(path)?;
-    let report = match control::status(&pipeline.state).await? {
-        Some(report) => report,
-        None => at_rest(&pipeline.name, Store::open_read_only(&pipeline.state)?.load()?),
-    };
+    let report = report(&pipeline).await?;
     if args.json {
         print_json(&report)?;
     } else {
         print_text(&render(&report))?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// What the running process says, or else the state.
+pub(super) async fn report(pipeline: &PipelineConfig) -> Result<StatusReport> {
+    Ok(match control::status(&pipeline.state).await? {
+        Some(report) => report,
+        None => at_rest(&pipeline.name, pipeline.read_store()?.load()?),
+    })
 }
 
 /// What the state says of a pipeline that does not run: where it left off. Lags are
@@ -52,7 +60,14 @@ fn at_rest(pipeline: &str, loaded: Loaded) -> StatusReport {
         report.destination_mut(&name).error = Some(error);
     }
     for record in &loaded.tables {
-        show_table(report.destination_mut(&record.destination).table_mut(&record.name), record);
+        let table = report.destination_mut(&record.destination).table_mut(&record.name);
+        let barrier = loaded
+            .barriers
+            .iter()
+            .find(|barrier| (barrier.oid, &barrier.destination) == (record.oid, &record.destination));
+        show_table(table, record, barrier);
+        table.quarantined =
+            loaded.quarantined.get(&(record.destination.clone(), record.oid)).copied().unwrap_or_default();
     }
     report
 }
@@ -61,18 +76,25 @@ fn render(report: &StatusReport) -> String {
     let mut text = format!("pipeline {}: ", report.pipeline);
     match report.pid {
         Some(pid) => text.push_str(&format!("runs as process {pid}")),
-        None => text.push_str("does not run; this is what the state directory says"),
+        None => text.push_str("does not run; this is what its state says"),
     }
     text.push_str(&format!(
         "\nslot: {}\n",
         place(report.slot.confirmed.map(|lsn| lsn.to_string()), report.slot.lag_bytes, report.slot.lag_seconds)
     ));
+    if let Some(seconds) = report.copy_snapshot_seconds {
+        let age = paint::duration(seconds);
+        text.push_str(&format!("copy: its snapshot is {age} old; vacuum at the source waits for it\n"));
+    }
+    if let Some(MemoryStatus { used_bytes, limit_bytes }) = report.memory {
+        text.push_str(&format!("memory: {} of {} used\n", paint::bytes(used_bytes), paint::bytes(limit_bytes)));
+    }
     let mut destinations = paint::table(&["destination", "plugin", "state", "durable up to", "changes", "delay"]);
     for destination in &report.destinations {
         destinations.add_row(destination_row(destination));
     }
     text.push_str(&destinations.to_string());
-    let mut tables = paint::table(&["destination", "table", "state", "copied", "schema"]);
+    let mut tables = paint::table(&["destination", "table", "state", "copied", "quarantined", "schema"]);
     for destination in &report.destinations {
         for table in &destination.tables {
             tables.add_row(table_row(destination, table));
@@ -81,6 +103,14 @@ fn render(report: &StatusReport) -> String {
     if !tables.is_empty() {
         text.push('\n');
         text.push_str(&tables.to_string());
+    }
+    for destination in &report.destinations {
+        for table in &destination.tables {
+            if let Some(PendingChange { reason, changes }) = &table.pending {
+                let (name, table) = (&destination.name, &table.table);
+                text.push_str(&format!("\n{name} {table}: pending: {reason}: {}", changes.join(", ")));
+            }
+        }
     }
     for (what, error) in errors(report) {
         text.push_str(&format!("\n{what}: error[{}]: {}", error.code, error.message));
@@ -126,10 +156,13 @@ fn destination_row(destination: &DestinationStatus) -> Vec<Cell> {
     ]
 }
 
-fn table_row(destination: &DestinationStatus, table: &TableStatus) -> Vec<Cell> {
+pub(super) fn table_row(destination: &DestinationStatus, table: &TableStatus) -> Vec<Cell> {
     let copied = match table.rows_total {
         Some(total) if table.state == TableState::DataSync => {
-            format!("{} of about {}", paint::number(table.rows_copied), paint::number(total))
+            let rows = format!("{} of about {}", paint::number(table.rows_copied), paint::number(total));
+            let percent = table.percent.map(|percent| format!(", {percent:.0} %")).unwrap_or_default();
+            let left = table.seconds_left.map(|left| format!(", {} left", paint::duration(left))).unwrap_or_default();
+            format!("{rows}{percent}{left}")
         }
         _ => paint::number(table.rows_copied),
     };
@@ -146,19 +179,21 @@ fn table_row(destination: &DestinationStatus, table: &TableStatus) -> Vec<Cell> 
             other => paint::pending(other.as_str()),
         },
         Cell::new(copied),
+        if table.quarantined == 0 { Cell::new("-") } else { paint::bad(paint::number(table.quarantined)) },
         if table.schema == SchemaState::Applied { Cell::new(schema) } else { paint::pending(schema) },
     ]
 }
 
 fn errors(report: &StatusReport) -> impl Iterator<Item = (String, &StatusError)> {
-    report.destinations.iter().flat_map(|destination| {
+    let source = report.trigger.iter().chain(&report.publication).map(|error| ("source".to_owned(), error));
+    source.chain(report.destinations.iter().flat_map(|destination| {
         let own = destination.error.iter().map(|error| (destination.name.clone(), error));
         let of_tables = destination
             .tables
             .iter()
             .filter_map(|table| Some((format!("{} {}", destination.name, table.table), table.error.as_ref()?)));
         own.chain(of_tables)
-    })
+    }))
 }
 
 #[cfg(test)]
@@ -196,6 +231,30 @@ mod tests {
             assert!(text.contains(part), "`{part}` is not in:\n{text}");
         }
         assert!(!text.contains('\x1b'), "colours without a terminal");
+    }
+
+    #[test]
+    fn a_copy_shows_how_far_it_is_and_what_vacuum_waits_for() {
+        let board = StatusBoard::new("shop");
+        board.update(|report| report.copy_snapshot_seconds = Some(75.3));
+        board.update_table("warehouse", &TableName::new("public", "orders"), |table| {
+            table.state = TableState::DataSync;
+            table.rows_copied = 12_345;
+            table.rows_total = Some(50_000);
+            table.show_copy(300, 1000, std::time::Duration::from_secs(90));
+        });
+        board.update_table("warehouse", &TableName::new("public", "other"), |table| {
+            let changes = vec!["add-column note".to_owned(), "drop-column old".to_owned()];
+            table.pending = Some(PendingChange { reason: "no row yet".to_owned(), changes });
+        });
+        let text = render(&board.report());
+        assert!(
+            text.contains("warehouse public.other: pending: no row yet: add-column note, drop-column old"),
+            "{text}"
+        );
+        for part in ["12,345 of about 50,000, 30 %, 3 min 30 s left", "its snapshot is 1 min 15 s old"] {
+            assert!(text.contains(part), "`{part}` is not in:\n{text}");
+        }
     }
 
     #[test]

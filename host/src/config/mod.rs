@@ -6,6 +6,7 @@
 
 mod environment;
 mod grants;
+mod limits;
 mod section;
 mod tables;
 
@@ -19,46 +20,83 @@ use toml::Table;
 use self::section::Section;
 pub use self::tables::{TableFilter, TablePattern, TableRule};
 use crate::error::{Error, Result};
-use crate::plugin::Grants;
+use crate::plugin::{EngineLimits, Grants};
+use crate::schema::barrier::{Quorum, never_released};
 use crate::schema::decide::ApplyMode;
 use crate::schema::table::TableName;
 use crate::source::config::SourceConfig;
+use crate::store::{Store, StoreServer};
 
 /// How long `run` may take to flush what it has accepted once it is told to stop.
 const DEFAULT_DRAIN: Duration = Duration::from_secs(20);
+/// What may wait on disk for destinations that do not keep up.
+const DEFAULT_SPOOL_BYTES: u64 = 64 << 30;
+/// A few of its files.
+const LEAST_SPOOL_BYTES: u64 = 64 << 20;
+/// Versions of a table's schema: what a few years of changes come to.
+const SCHEMA_VERSIONS: u64 = 1000;
+/// A history of fewer is none.
+const LEAST_SCHEMA_VERSIONS: u64 = 10;
 /// Longer is not a drain any more.
 const LONGEST_DRAIN: Duration = Duration::from_secs(3600);
+/// Enough to keep a destination busy, and few enough for a source that others work with.
+const COPY_CONNECTIONS: usize = 4;
+/// A smaller table is quickly copied again.
+const COPY_RESUME_BYTES: u64 = 1 << 30;
+/// More would be a mistake: the disks of no source gain by it.
+const MOST_COPY_CONNECTIONS: usize = 64;
 /// `tidegate_` and the name have to fit into a slot's 63 bytes.
 const PIPELINE_NAME_BYTES: usize = 54;
 /// Long enough for a word or four; it is part of metrics, logs and tables.
 const NAME_BYTES: usize = 63;
-/// What `[destination.limits]` may set: the names of the contract's `ready.limits`, and
-/// the bounds of a plugin's instance.
-const LIMITS: [&str; 7] =
-    ["group_bytes", "linger_ms", "settle_ms", "settle_bytes", "memory_bytes", "call_idle_ms", "call_hard_ms"];
 
 /// A whole configuration file, checked as far as that goes without source and plugins.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// `[pipeline]`.
     pub pipeline: PipelineConfig,
-    /// `[source]`.
+    /// `[source]`: where it is.
     pub source: SourceConfig,
+    /// `[source]`: how its tables are copied.
+    pub copy: CopyConfig,
     /// Every `[[destination]]`, in the file's order; one at least.
     pub destinations: Vec<DestinationConfig>,
 }
 
 /// `[pipeline]`.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PipelineConfig {
     /// Names slot, connections and metrics.
     pub name: String,
     /// Directory of what has to survive a restart.
     pub state: PathBuf,
+    /// A server that keeps the state, but for the spool; none: it is in [`PipelineConfig::state`].
+    pub store: Option<StoreServer>,
     /// Directory of the plugins' `.wasm` files.
     pub plugins: PathBuf,
     /// How long a clean stop may take.
     pub drain: Duration,
+    /// Bytes of the spool's files above which the stream waits, or a destination is detached.
+    pub spool_bytes: u64,
+    /// The memory budget of the process; none: see [`crate::memory::Budget::new`].
+    pub memory_bytes: Option<u64>,
+    /// Versions of a table's schema that are kept although nobody needs them, and tables
+    /// that are gone.
+    pub schema_versions: usize,
+    /// `[pipeline.engine]`.
+    pub engine: EngineLimits,
+}
+
+/// How tables are copied: keys of `[source]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CopyConfig {
+    /// Connections that copy at a time, beside those of the stream and the snapshot.
+    pub connections: usize,
+    /// How many of them may copy the same table.
+    pub connections_per_table: usize,
+    /// A table of so many bytes is copied so that a restart goes on with it, where it can
+    /// be: not as fast, but not again from its beginning.
+    pub resume_bytes: u64,
 }
 
 /// Which rows a destination is sent.
@@ -81,7 +119,7 @@ impl Mode {
 }
 
 /// One `[[destination]]`.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct DestinationConfig {
     /// Unique among the destinations.
     pub name: String,
@@ -97,12 +135,76 @@ pub struct DestinationConfig {
     pub grants: Arc<Grants>,
     /// Which schema changes are applied without being asked about.
     pub apply: ApplyMode,
+    /// Which of the other destinations release a change by having it; none: the operator
+    /// alone does.
+    pub quorum: Option<Quorum>,
     /// Every `[[destination.table]]`, in the file's order.
     pub rules: Vec<TableRule>,
     /// `[destination.limits]`: overrides of what the plugin's `open` answers
     /// (`group_bytes`, `linger_ms`, `settle_ms`, `settle_bytes`) and of an instance's
-    /// bounds (`memory_bytes`, `call_idle_ms`, `call_hard_ms`).
+    /// limits ([`crate::plugin::Limits::SETTINGS`]).
     pub limits: BTreeMap<String, u64>,
+    /// `[destination.quarantine]`.
+    pub quarantine: QuarantineLimits,
+    /// What happens when the spool is full because of it.
+    pub spool_full: SpoolFull,
+}
+
+/// What happens at the spool's limit (P9).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SpoolFull {
+    /// The stream waits, and all destinations with it, until there is room.
+    #[default]
+    Hold,
+    /// The destination's tables stop, what waits for it is dropped, and the others go on.
+    Detach,
+}
+
+/// How much of one table may be in quarantine; beyond it the table stops.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QuarantineLimits {
+    /// Rows.
+    pub max_rows: u64,
+    /// Bytes of these rows.
+    pub max_bytes: u64,
+}
+
+impl Default for QuarantineLimits {
+    fn default() -> QuarantineLimits {
+        QuarantineLimits { max_rows: 10_000, max_bytes: 64 << 20 }
+    }
+}
+
+impl PipelineConfig {
+    /// Opens the state, wherever it is, to write it.
+    ///
+    /// # Errors
+    /// As [`Store::open`] or [`Store::open_on_server`].
+    pub fn open_store(&self) -> Result<Store> {
+        match &self.store {
+            Some(server) => Store::open_on_server(server, &self.state, &self.name),
+            None => Store::open(&self.state, &self.name),
+        }
+    }
+
+    /// Opens the state, wherever it is, to look at it.
+    ///
+    /// # Errors
+    /// As [`Store::open_read_only`] or [`Store::open_read_only_on_server`].
+    pub fn read_store(&self) -> Result<Store> {
+        match &self.store {
+            Some(server) => Store::open_read_only_on_server(server),
+            None => Store::open_read_only(&self.state),
+        }
+    }
+
+    /// Names the state in messages.
+    pub fn state_place(&self) -> String {
+        match &self.store {
+            Some(server) => server.place(),
+            None => format!("the state directory {}", self.state.display()),
+        }
+    }
 }
 
 impl DestinationConfig {
@@ -175,7 +277,7 @@ impl Document {
     fn config(&self) -> Result<Config> {
         let top = self.top()?;
         let pipeline = self.pipeline(&top)?;
-        let source = self.source(&top, &pipeline.name)?;
+        let (source, copy) = self.source(&top, &pipeline.name)?;
         let mut destinations: Vec<DestinationConfig> = Vec::new();
         for (index, table) in top.tables("destination")?.into_iter().enumerate() {
             let destination = self.destination(index, table)?;
@@ -195,7 +297,56 @@ impl Document {
             )
             .next("Add one: [[destination]] with name, plugin and mode."));
         }
-        Ok(Config { pipeline, source, destinations })
+        self.check_quorums(&destinations)?;
+        for destination in &destinations {
+            grants::check_own_files(&self.file, destination, &pipeline)?;
+        }
+        if let Some(bytes) = pipeline.memory_bytes {
+            let whence = format!("{}: [pipeline]: `memory_bytes`", self.file.display());
+            crate::memory::check(&whence, bytes, destinations.len())?;
+        }
+        Ok(Config { pipeline, source, copy, destinations })
+    }
+
+    /// Quorums have to be such that they can come about.
+    fn check_quorums(&self, destinations: &[DestinationConfig]) -> Result<()> {
+        let place = |name: &str| format!("{}: [destination.schema] of [[destination]] \"{name}\"", self.file.display());
+        let others = destinations.len() - 1;
+        for destination in destinations {
+            let name = &destination.name;
+            let wrong = |why: String| Error::usage("config.quorum", format!("{}: `quorum` {why}", place(name)));
+            match &destination.quorum {
+                Some(Quorum::AtLeast(least)) if *least > others => {
+                    return Err(wrong(format!("is {least}, and there are {others} other destinations"))
+                        .next("Write a number of other destinations that can be reached."));
+                }
+                Some(Quorum::Named(names)) => {
+                    let is_other =
+                        |other: &String| other != name && destinations.iter().any(|known| known.name == *other);
+                    if let Some(other) = names.iter().find(|other| !is_other(other)) {
+                        return Err(wrong(format!("names `{other}`, which is no other destination"))
+                            .next("Name other destinations of this file."));
+                    }
+                }
+                Some(Quorum::All | Quorum::AtLeast(_)) | None => {}
+            }
+        }
+        let all: Vec<(&str, Option<&Quorum>)> =
+            destinations.iter().map(|destination| (destination.name.as_str(), destination.quorum.as_ref())).collect();
+        let never = never_released(&all);
+        if never.is_empty() {
+            return Ok(());
+        }
+        let names: Vec<String> = never.iter().map(|name| format!("`{name}`")).collect();
+        Err(Error::usage(
+            "config.quorum-cycle",
+            format!(
+                "{}: the quorums of {} wait for one another: none of them would ever have a change",
+                self.file.display(),
+                names.join(", ")
+            ),
+        )
+        .next("Let one of them go first: another `apply`, or no `quorum`, so that the operator releases its changes."))
     }
 
     fn required<'a>(&self, top: &Section<'a>, key: &str) -> Result<&'a Table> {
@@ -206,8 +357,20 @@ impl Document {
     }
 
     fn pipeline(&self, top: &Section<'_>) -> Result<PipelineConfig> {
+        const KEYS: [&str; 10] = [
+            "name",
+            "state",
+            "plugins",
+            "drain",
+            "spool_bytes",
+            "memory_bytes",
+            "schema_versions",
+            "store",
+            "store_password",
+            "engine",
+        ];
         let table = self.required(top, "pipeline")?;
-        let section = Section::new(&self.file, "[pipeline]", table, &["name", "state", "plugins", "drain"])?;
+        let section = Section::new(&self.file, "[pipeline]", table, &KEYS)?;
         let name = section.required_text("name", "\"shop\"")?;
         let legal = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_';
         if name.len() > PIPELINE_NAME_BYTES || !name.bytes().all(legal) {
@@ -218,8 +381,8 @@ impl Document {
         let state = section.text("state")?.unwrap_or_else(|| "state".to_owned());
         if state.contains("://") {
             return Err(section
-                .invalid("state", "is a URL, but only a directory can hold the state so far")
-                .next("Name a directory of a local disk, e.g. state = \"state\"."));
+                .invalid("state", "is a URL, where a directory belongs")
+                .next("Name a directory of a local disk, e.g. state = \"state\", and the server in `store`."));
         }
         let drain = match section.text("drain")? {
             None => DEFAULT_DRAIN,
@@ -230,18 +393,67 @@ impl Document {
             })?,
         };
         let plugins = section.text("plugins")?.unwrap_or_else(|| "plugins".to_owned());
-        Ok(PipelineConfig { name, state: self.directory.join(state), plugins: self.directory.join(plugins), drain })
+        let spool_bytes = section.number("spool_bytes")?.unwrap_or(DEFAULT_SPOOL_BYTES);
+        if spool_bytes < LEAST_SPOOL_BYTES {
+            return Err(section
+                .invalid("spool_bytes", format_args!("is {spool_bytes}, less than the files of a spool need"))
+                .next(format!(
+                    "Write {LEAST_SPOOL_BYTES} (64 MiB) or more; the default is {DEFAULT_SPOOL_BYTES} (64 GiB)."
+                )));
+        }
+        let (state, plugins) = (self.directory.join(state), self.directory.join(plugins));
+        let store = self.store(&section, &name)?;
+        let memory_bytes = section.number("memory_bytes")?;
+        let schema_versions = section.number("schema_versions")?.unwrap_or(SCHEMA_VERSIONS);
+        if schema_versions < LEAST_SCHEMA_VERSIONS {
+            return Err(section
+                .invalid("schema_versions", format_args!("is {schema_versions}, too few to be a history"))
+                .next(format!("Write {LEAST_SCHEMA_VERSIONS} or more; the default is {SCHEMA_VERSIONS}.")));
+        }
+        let schema_versions = usize::try_from(schema_versions).unwrap_or(usize::MAX);
+        let engine = limits::engine(&self.file, &section)?;
+        Ok(PipelineConfig { name, state, store, plugins, drain, spool_bytes, memory_bytes, schema_versions, engine })
     }
 
-    fn source(&self, top: &Section<'_>, pipeline: &str) -> Result<SourceConfig> {
+    fn store(&self, section: &Section<'_>, pipeline: &str) -> Result<Option<StoreServer>> {
+        let password = section.raw_text("store_password")?;
+        let Some(url) = section.text("store")? else {
+            return match password {
+                None => Ok(None),
+                Some(_) => Err(section
+                    .invalid("store_password", "is there without `store`")
+                    .next("Add store = \"postgres://user@host:port/database\", or remove it.")),
+            };
+        };
+        if section.raw_text("store")?.is_some_and(holds_a_password) {
+            return Err(literal_secret(section, "store", "store_password"));
+        }
+        let password = password.map(|reference| grants::secret_source(reference, &self.directory)).transpose();
+        let password =
+            password.map_err(|error| error.context(format_args!("{}: `store_password`", section.place())))?;
+        // Not read here: who asks a running process needs no password.
+        StoreServer::parse(&url, password, pipeline).map(Some).map_err(|error| {
+            let why = error.message().trim_start_matches("source url: ");
+            section
+                .invalid("store", format_args!("cannot be used: {why}"))
+                .next(error.next_step().unwrap_or("Write postgres://user@host:port/database.").to_owned())
+        })
+    }
+
+    fn source(&self, top: &Section<'_>, pipeline: &str) -> Result<(SourceConfig, CopyConfig)> {
+        const KEYS: [&str; 7] = [
+            "url",
+            "publication",
+            "password",
+            "streaming",
+            "copy_connections",
+            "copy_connections_per_table",
+            "copy_resume_bytes",
+        ];
         let table = self.required(top, "source")?;
-        let section = Section::new(&self.file, "[source]", table, &["url", "publication", "password"])?;
+        let section = Section::new(&self.file, "[source]", table, &KEYS)?;
         if section.raw_text("url")?.is_some_and(holds_a_password) {
-            return Err(Error::usage(
-                "config.literal-secret",
-                format!("{}: `url` holds a password", section.place()),
-            )
-            .next("Take the URL from the environment, url = \"${NAME}\", or add password = \"env:NAME\" or \"file:/path\"."));
+            return Err(literal_secret(&section, "url", "password"));
         }
         let mut url = section.required_text("url", "\"${SOURCE_URL}\"")?;
         if let Some(reference) = section.raw_text("password")? {
@@ -252,12 +464,26 @@ impl Document {
             url = format!("{url}{separator}password={password}");
         }
         let publication = section.required_text("publication", &format!("\"{pipeline}\""))?;
-        SourceConfig::parse(&url, &publication, pipeline)
-            .map_err(|error| error.context(format_args!("{}", section.place())))
+        let mut source = SourceConfig::parse(&url, &publication, pipeline)
+            .map_err(|error| error.context(format_args!("{}", section.place())))?;
+        source.streaming = section.flag("streaming")?.unwrap_or(true);
+        Ok((source, copy(&section)?))
     }
 
     fn destination(&self, index: usize, table: &Table) -> Result<DestinationConfig> {
-        const KEYS: [&str; 9] = ["name", "plugin", "mode", "tables", "settings", "grant", "schema", "table", "limits"];
+        const KEYS: [&str; 11] = [
+            "name",
+            "plugin",
+            "mode",
+            "tables",
+            "settings",
+            "grant",
+            "schema",
+            "table",
+            "limits",
+            "quarantine",
+            "spool_full",
+        ];
         let nth = format!("[[destination]] number {}", index + 1);
         let name = match table.get("name").and_then(toml::Value::as_str) {
             Some(name) => format!("[[destination]] \"{name}\""),
@@ -267,6 +493,7 @@ impl Document {
         let tables = TableFilter::parse(&section.texts("tables")?.unwrap_or_default())
             .map_err(|why| pattern_error(&section, "tables", &why))?;
         let mode = section.required_text("mode", "\"merge\"")?;
+        let (apply, quorum) = self.schema(&section, &name)?;
         let destination = DestinationConfig {
             name: checked_name(&section, "name", "\"warehouse\"")?,
             plugin: checked_name(&section, "plugin", "\"postgres\"")?,
@@ -282,9 +509,12 @@ impl Document {
             tables,
             settings: section.json("settings")?,
             grants: Arc::new(self.grants(&section, &name)?),
-            apply: self.apply(&section, &name)?,
+            apply,
+            quorum,
             rules: self.rules(&section, &name)?,
-            limits: self.limits(&section, &name)?,
+            limits: limits::destination(&self.file, &section, &name)?,
+            quarantine: self.quarantine(&section, &name)?,
+            spool_full: spool_full(&section)?,
         };
         Ok(destination)
     }
@@ -296,9 +526,20 @@ impl Document {
         }
     }
 
-    fn apply(&self, destination: &Section<'_>, name: &str) -> Result<ApplyMode> {
-        let Some(table) = destination.table("schema")? else { return Ok(ApplyMode::default()) };
-        let section = Section::new(&self.file, format!("[destination.schema] of {name}"), table, &["apply"])?;
+    fn schema(&self, destination: &Section<'_>, name: &str) -> Result<(ApplyMode, Option<Quorum>)> {
+        let Some(table) = destination.table("schema")? else { return Ok((ApplyMode::default(), None)) };
+        let section = Section::new(&self.file, format!("[destination.schema] of {name}"), table, &["apply", "quorum"])?;
+        let apply = self.apply(&section)?;
+        let quorum = quorum(&section)?;
+        if quorum.is_some() && apply != ApplyMode::StagedRollout {
+            return Err(section
+                .invalid("quorum", format_args!("belongs to `apply = \"staged-rollout\"`, not to `{}`", apply.as_str()))
+                .next("Write apply = \"staged-rollout\", or leave `quorum` out."));
+        }
+        Ok((apply, quorum))
+    }
+
+    fn apply(&self, section: &Section<'_>) -> Result<ApplyMode> {
         let Some(text) = section.text("apply")? else { return Ok(ApplyMode::default()) };
         APPLY_MODES.iter().find(|(known, _)| *known == text).map(|(_, mode)| *mode).ok_or_else(|| {
             let known: Vec<&str> = APPLY_MODES.iter().map(|(known, _)| *known).collect();
@@ -329,23 +570,54 @@ impl Document {
         Ok(rules)
     }
 
-    fn limits(&self, destination: &Section<'_>, name: &str) -> Result<BTreeMap<String, u64>> {
-        let Some(table) = destination.table("limits")? else { return Ok(BTreeMap::new()) };
-        let section = Section::new(&self.file, format!("[destination.limits] of {name}"), table, &LIMITS)?;
-        let mut limits = BTreeMap::new();
-        for key in LIMITS {
-            match section.number(key)? {
-                // Nothing could ever be sent, or kept in memory, or answered.
-                Some(0) if !key.starts_with("linger") && !key.starts_with("settle") => {
-                    return Err(section.invalid(key, "is 0").next("Write a number above 0, or leave it out."));
-                }
-                Some(number) => {
-                    limits.insert(key.to_owned(), number);
-                }
-                None => {}
-            }
-        }
+    fn quarantine(&self, destination: &Section<'_>, name: &str) -> Result<QuarantineLimits> {
+        let mut limits = QuarantineLimits::default();
+        let Some(table) = destination.table("quarantine")? else { return Ok(limits) };
+        let place = format!("[destination.quarantine] of {name}");
+        let section = Section::new(&self.file, place, table, &["max_rows", "max_bytes"])?;
+        limits.max_rows = section.number("max_rows")?.unwrap_or(limits.max_rows);
+        limits.max_bytes = section.number("max_bytes")?.unwrap_or(limits.max_bytes);
         Ok(limits)
+    }
+}
+
+/// The limits of copies: by default one table may have all connections.
+fn copy(section: &Section<'_>) -> Result<CopyConfig> {
+    let number = |key, most: usize, default| match section.number(key)? {
+        None => Ok(default),
+        Some(number) => match usize::try_from(number) {
+            Ok(number) if (1..=most).contains(&number) => Ok(number),
+            _ => Err(section
+                .invalid(key, format_args!("is {number}"))
+                .next(format!("Write a whole number from 1 to {most}, or leave it out."))),
+        },
+    };
+    let connections = number("copy_connections", MOST_COPY_CONNECTIONS, COPY_CONNECTIONS)?;
+    Ok(CopyConfig {
+        connections,
+        connections_per_table: number("copy_connections_per_table", connections, connections)?,
+        resume_bytes: section.number("copy_resume_bytes")?.unwrap_or(COPY_RESUME_BYTES),
+    })
+}
+
+/// `"all"`, a number or names: of other destinations, who release a change by having it.
+fn quorum(section: &Section<'_>) -> Result<Option<Quorum>> {
+    let ways = "Write \"all\", a number of other destinations above 0, or their names: [\"log\", \"search\"].";
+    match section.raw("quorum") {
+        None => Ok(None),
+        Some(toml::Value::Integer(number)) => match usize::try_from(*number) {
+            Ok(least) if least > 0 => Ok(Some(Quorum::AtLeast(least))),
+            _ => Err(section.invalid("quorum", format_args!("is {number}")).next(ways)),
+        },
+        Some(toml::Value::Array(_)) => match section.texts("quorum")?.unwrap_or_default() {
+            names if names.is_empty() => Err(section.invalid("quorum", "names nobody").next(ways)),
+            names => Ok(Some(Quorum::Named(names))),
+        },
+        Some(_) => match section.text("quorum")?.as_deref() {
+            Some("all") => Ok(Some(Quorum::All)),
+            Some(other) => Err(section.invalid("quorum", format_args!("is `{other}`")).next(ways)),
+            None => Ok(None),
+        },
     }
 }
 
@@ -372,9 +644,25 @@ fn invalid_name(section: &Section<'_>, name: &str) -> Error {
     Error::usage("config.invalid-name", format!("{}: `{}` cannot be a name", section.place(), name.escape_debug()))
 }
 
+fn spool_full(section: &Section<'_>) -> Result<SpoolFull> {
+    match section.text("spool_full")?.as_deref() {
+        None | Some("hold") => Ok(SpoolFull::Hold),
+        Some("detach") => Ok(SpoolFull::Detach),
+        Some(other) => Err(section.invalid("spool_full", format_args!("is `{other}`")).next(
+            "Write \"hold\" (all wait until there is room) or \"detach\" (this destination's tables stop, the others go on).",
+        )),
+    }
+}
+
 fn pattern_error(section: &Section<'_>, key: &str, why: &str) -> Error {
     Error::usage("config.pattern", format!("{}: `{key}`: {why}", section.place()))
         .next("Write schema.table; `*` stands for any characters, and in `tables` a `!` before it excludes.")
+}
+
+fn literal_secret(section: &Section<'_>, url: &str, password: &str) -> Error {
+    Error::usage("config.literal-secret", format!("{}: `{url}` holds a password", section.place())).next(format!(
+        "Take the URL from the environment, {url} = \"${{NAME}}\", or add {password} = \"env:NAME\" or \"file:/path\"."
+    ))
 }
 
 /// Whether a URL, as it stands in the file, has a password that is not taken from the

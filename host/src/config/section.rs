@@ -110,6 +110,15 @@ impl<'a> Section<'a> {
         }
     }
 
+    /// True or false.
+    pub(super) fn flag(&self, key: &str) -> Result<Option<bool>> {
+        match self.table.get(key) {
+            None => Ok(None),
+            Some(Value::Boolean(flag)) => Ok(Some(*flag)),
+            Some(other) => Err(self.wrong_type(key, "true or false", other)),
+        }
+    }
+
     /// A list of strings, `${NAME}` filled in.
     pub(super) fn texts(&self, key: &str) -> Result<Option<Vec<String>>> {
         let Some(items) = self.list(key, "a list of strings")? else { return Ok(None) };

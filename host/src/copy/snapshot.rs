@@ -4,28 +4,38 @@
 //! again, and the slot goes before any lock is taken: a slot's creation must never
 //! wait for a transaction that waits for us. Then each table is locked, and compared
 //! with the snapshot in a second, fresh transaction: once when the wave is taken and
-//! again before its own COPY, where the lock is held until its last row. A table that
-//! waits for its turn is not locked, so DDL on it goes through; its copy then begins
-//! again with the next wave.
+//! again before each range of its rows, where the lock is held until the last of them.
+//! A table that waits for its turn is not locked, so DDL on it goes through; its copy
+//! then begins again with the next wave.
+//!
+//! [`examine`] finds out what can be copied, [`ranges`] cuts it, [`queue`] says whose
+//! turn it is, [`read`] copies; [`table`] is the SQL about a table.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
-use tokio::sync::{Semaphore, mpsc};
-use tokio_postgres::Client;
+use tokio_postgres::{Client, Statement};
 
 use crate::error::{Error, Result};
-use crate::position::{Lsn, SnapshotId};
-use crate::schema::table::{Origin, TableSchema};
+use crate::position::Lsn;
+use crate::schema::table::TableSchema;
 use crate::source::SourceConfig;
-use crate::source::catalog::{PublishedTable, published_tables, table_schema};
+use crate::source::catalog::PublishedTable;
+use crate::source::copy_out::CopyConnection;
 use crate::source::replication::{ReplicationConnection, SlotKind};
 use crate::source::session::{self, Session, sql_error};
-use table::Part;
+use queue::Queue;
+pub use queue::Turn;
+use ranges::{Part, Range};
+pub use read::RowSink;
 
+mod examine;
+mod keys;
+mod queue;
+mod ranges;
+mod read;
 mod table;
 #[cfg(test)]
 mod tests;
@@ -33,20 +43,46 @@ mod tests;
 /// A slot's name has at most 63 bytes, 14 of which are ours.
 const SLOT_PREFIX_BYTES: usize = 63 - 14;
 
+/// Tables whose rows may be on their way at a time, for each connection: enough that no
+/// connection waits for a destination to begin or to finish a table.
+const RUNS_PER_CONNECTION: usize = 4;
+
+/// Sessions that copy at a time: waves whose options are clones share them.
+#[derive(Clone, Debug)]
+pub struct Connections {
+    queue: Arc<Queue>,
+    count: usize,
+}
+
+impl Connections {
+    /// So many, one at least.
+    pub fn new(count: usize) -> Connections {
+        let count = count.max(1);
+        Connections { queue: Queue::new(count), count }
+    }
+}
+
 /// Bounds of a wave.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct WaveOptions {
     /// How long one attempt waits for the locks of all its tables together, and each
-    /// copy for its own.
+    /// range of a copy for its own.
     pub lock_timeout: Duration,
     /// How long the slot may wait for open transactions.
     pub slot_timeout: Duration,
-    /// Tables that are copied at a time, each by a session of its own.
-    pub connections: usize,
+    /// Sessions that copy at a time.
+    pub connections: Connections,
+    /// How many of them may copy the same table.
+    pub connections_per_table: usize,
     /// How often a wave begins again because a table changed under it.
     pub attempts: u32,
     /// A copy ends when another backend has waited so long for its lock (P17).
     pub give_way_after: Duration,
+    /// A destination that keeps a copy waiting so long is left out of it, if others want
+    /// the table (P20).
+    pub leave_out_after: Duration,
+    /// A snapshot this old is worth a warning: vacuum waits for it (P17).
+    pub warn_age: Duration,
 }
 
 impl Default for WaveOptions {
@@ -54,9 +90,12 @@ impl Default for WaveOptions {
         WaveOptions {
             lock_timeout: Duration::from_secs(5),
             slot_timeout: Duration::from_secs(60),
-            connections: 4,
+            connections: Connections::new(4),
+            connections_per_table: 4,
             attempts: 3,
             give_way_after: Duration::from_secs(5),
+            leave_out_after: Duration::from_secs(60),
+            warn_age: Duration::from_secs(3600),
         }
     }
 }
@@ -66,7 +105,7 @@ impl Default for WaveOptions {
 pub struct Wave {
     /// S: a commit is in the snapshot if its LSN is below (P14).
     pub floor: Lsn,
-    /// What can be copied.
+    /// What can be copied, biggest first.
     pub tables: Vec<WaveTable>,
     /// Tables that were asked for and cannot be copied now, and why.
     pub skipped: Vec<(u32, Error)>,
@@ -77,11 +116,13 @@ pub struct Wave {
     digest_sql: String,
     /// The keeper's export of the snapshot.
     snapshot: String,
+    /// The source's system and timeline: what LSNs mean.
+    history: String,
     keeper: Session,
     /// Fresh transactions: catalog as of now, locks, waiters.
-    observer: tokio::sync::Mutex<Arc<Session>>,
-    permits: Semaphore,
-    idle: Mutex<Vec<Worker>>,
+    observer: tokio::sync::Mutex<Arc<Observer>>,
+    runs: Arc<Queue>,
+    idle: Mutex<Vec<CopyConnection>>,
 }
 
 /// A table of a wave.
@@ -89,13 +130,21 @@ pub struct Wave {
 pub struct WaveTable {
     /// What the publication says of it in the snapshot.
     pub table: PublishedTable,
+    /// The publication's WHERE, as an expression.
+    pub row_filter: Option<String>,
     /// The schema in the snapshot, version `(S, 0)`.
     pub schema: TableSchema,
-    /// Rows to expect, by the last ANALYZE; none where there was none.
-    pub estimated_rows: Option<u64>,
+    /// Rows to expect, by the source's statistics and the table's size; a row filter may
+    /// leave out some.
+    pub estimated_rows: u64,
+    /// What it takes at the source, TOAST included.
+    pub source_bytes: u64,
     /// Counts while the table is copied.
     pub progress: Arc<CopyProgress>,
-    parts: Vec<Part>,
+    /// Its place in the queues: biggest first.
+    rank: u64,
+    parts: Arc<[Part]>,
+    ranges: Arc<[Range]>,
     digest: String,
 }
 
@@ -132,10 +181,17 @@ pub struct CopyDone {
     pub bytes: u64,
 }
 
-/// A session that copies one table after the other.
-struct Worker {
+/// Sessions that copy read pages by a TID range scan, whatever the statistics say; nothing
+/// is compiled for it, and no workers are taken from others.
+const PREPARE: &str = "SET enable_seqscan = off; SET enable_indexscan = off; SET enable_bitmapscan = off; \
+    SET max_parallel_workers_per_gather = 0; SET jit = off";
+/// A server that can notices a closed connection at once, not with the next row it sends.
+const WATCH: &str = "SET client_connection_check_interval = '1s'";
+
+/// A session for fresh transactions.
+struct Observer {
     session: Session,
-    pid: i32,
+    digest: Statement,
 }
 
 /// Takes a snapshot for these tables and finds out which can be copied.
@@ -169,8 +225,10 @@ impl Wave {
     async fn begin(config: &SourceConfig, options: &WaveOptions) -> Result<Wave> {
         let keeper = session::connect(config).await?;
         let observer = session::connect(config).await?;
-        let version_num = version_num(&observer).await?;
+        let digest_sql = table::digest_sql(version_num(&observer).await?);
+        let observer = Observer::new(observer, &digest_sql).await?;
         let mut replication = ReplicationConnection::connect(config).await?;
+        let system = replication.identify_system().await?;
         let slot = slot_name(config);
         let created = replication.create_slot(&slot, SlotKind::TemporaryExported, options.slot_timeout).await?;
         let taken_at = Instant::now();
@@ -178,7 +236,7 @@ impl Wave {
             Error::permanent("source.protocol", "the server made a slot without the snapshot that was asked for")
                 .next("Check that the source is PostgreSQL itself, without a proxy between.")
         })?;
-        enter(&keeper, &exported).await?;
+        statement(&keeper, &begin_sql(&exported)).await?;
         let row = keeper.query_one("SELECT pg_export_snapshot()", &[]).await;
         let snapshot = row.map_err(|error| sql_error(&error, "exporting the snapshot again"))?.get(0);
         // Before any lock (P13). With the connection it would go as well, but later.
@@ -189,149 +247,53 @@ impl Wave {
             skipped: Vec::new(),
             taken_at,
             config: config.clone(),
-            options: *options,
-            digest_sql: table::digest_sql(version_num),
+            options: options.clone(),
+            digest_sql,
             snapshot,
+            history: format!("{}/{}", system.system, system.timeline),
             keeper,
             observer: tokio::sync::Mutex::new(Arc::new(observer)),
-            permits: Semaphore::new(options.connections.max(1)),
+            runs: Queue::new(options.connections.count * RUNS_PER_CONNECTION),
             idle: Mutex::new(Vec::new()),
         })
     }
 
-    /// Sorts the tables into those that can be copied, the skipped ones, and those that
-    /// changed since the snapshot, which it returns.
-    async fn examine(&mut self, tables: &[PublishedTable]) -> Result<Vec<(u32, Error)>> {
-        let published = published_tables(&self.keeper, &self.config.publication).await?;
-        let worker = self.worker().await?;
-        enter(&worker.session, &self.snapshot).await?;
-        let deadline = Instant::now() + self.options.lock_timeout;
-        let mut changed = Vec::new();
-        for asked in tables {
-            let Some(table) = published.iter().find(|table| table.oid == asked.oid) else {
-                self.skipped.push((asked.oid, not_published(asked, &self.config.publication)));
-                continue;
-            };
-            let left = deadline.saturating_duration_since(Instant::now());
-            statement(&worker.session, "SAVEPOINT tidegate").await?;
-            let found = self.examine_table(&worker.session, table, left).await;
-            match found {
-                Ok(found) => self.tables.push(found),
-                Err(error) if error.code() == "copy.changed" => changed.push((asked.oid, error)),
-                Err(error) if error.code() == "source.connection-lost" => return Err(error),
-                Err(error) => self.skipped.push((asked.oid, error)),
-            }
-            // Gives the lock back: the table is locked again for its own copy.
-            statement(&worker.session, "ROLLBACK TO SAVEPOINT tidegate").await?;
-        }
-        statement(&worker.session, "COMMIT").await?;
-        self.put_back(worker);
-        Ok(changed)
+    /// Waits until the rows of a table may be on their way: biggest tables first, and not
+    /// so many at a time that a destination has thousands open.
+    pub async fn turn(&self, table: &WaveTable) -> Turn {
+        self.runs.turn(table.rank).await
     }
 
-    async fn examine_table(&self, client: &Client, table: &PublishedTable, timeout: Duration) -> Result<WaveTable> {
-        let publication = &self.config.publication;
-        let observer = self.observer().await?;
-        table::lock(client, &observer, table, timeout).await?;
-        let digest = table::digest(client, &self.digest_sql, table, publication).await?;
-        if table::digest(&observer, &self.digest_sql, table, publication).await? != digest {
-            return Err(table::changed(table));
-        }
-        let version = SnapshotId { commit: self.floor, message: Lsn::ZERO };
-        let schema = table_schema(client, table.oid, publication, version, Origin::Copy).await?;
-        let schema = schema.ok_or_else(|| not_published(table, publication))?;
-        let parts = table::parts(client, table, &schema).await?;
-        let estimated_rows = (table.reltuples > 0.0).then_some(table.reltuples as u64);
-        let progress = Arc::default();
-        Ok(WaveTable { table: table.clone(), schema, estimated_rows, progress, parts, digest })
-    }
-
-    /// Copies a table into `sink`: buffers of whole lines of COPY text, columns in the
-    /// order of its schema. Several tables may be copied at a time; more than
-    /// `connections` wait for their turn. The end of the rows is the return of this
-    /// function, not the end of the channel. Dropped, it ends the copy at the source.
-    ///
-    /// # Errors
-    /// All end this table's copy, and rows may have been handed over before:
-    /// `copy.gave-way`, `copy.changed`, `copy.lock`, `copy.snapshot-lost`,
-    /// `copy.stopped` (the receiver is gone) and lost connections are transient: begin
-    /// again with a new wave. Permanent ones are the server's.
-    pub async fn copy_table(&self, oid: u32, sink: &mpsc::Sender<Bytes>) -> Result<CopyDone> {
-        let Some(table) = self.tables.iter().find(|table| table.table.oid == oid) else {
-            let message = format!("table {oid} is not in this wave");
-            return Err(Error::permanent("copy.no-table", message).next("Report this: it is a fault of the host."));
-        };
-        let _permit = self.permits.acquire().await;
-        table.progress.reset();
-        let worker = self.worker().await?;
-        enter(&worker.session, &self.snapshot).await?;
-        let observer = self.observer().await?;
-        table::lock(&worker.session, &observer, &table.table, self.options.lock_timeout).await?;
-        let publication = &self.config.publication;
-        if table::digest(&observer, &self.digest_sql, &table.table, publication).await? != table.digest {
-            return Err(table::changed(&table.table));
-        }
-        tokio::select! {
-            copied = copy_parts(&worker.session, table, sink) => copied?,
-            error = self.give_way(&worker, table) => return Err(error),
-        }
-        statement(&worker.session, "COMMIT").await?;
-        self.put_back(worker);
-        let (rows, bytes) = table.progress.get();
-        Ok(CopyDone { rows, bytes })
-    }
-
-    /// Returns when somebody has waited too long for a lock of `worker`, whose COPY is
-    /// cancelled then.
-    async fn give_way(&self, worker: &Worker, table: &WaveTable) -> Error {
-        let seconds = self.options.give_way_after.as_secs_f64();
-        loop {
-            tokio::time::sleep(self.options.give_way_after / 4).await;
-            let waiter = match self.waiter(worker.pid, seconds).await {
-                Ok(None) => continue,
-                Ok(Some(waiter)) => waiter,
-                Err(error) => return error,
-            };
-            let name = &table.table.name;
-            let message = format!("the copy of table {name} gave way to {waiter}, which waited for its lock");
-            return Error::transient("copy.gave-way", message).next("Nothing: the copy begins again by itself.");
-        }
-    }
-
-    /// Somebody who waits for `pid`; `pid` is told to stop.
-    async fn waiter(&self, pid: i32, seconds: f64) -> Result<Option<String>> {
-        let observer = self.observer().await?;
-        let failed = |error: tokio_postgres::Error| sql_error(&error, "looking for who waits for a copy");
-        let row = observer.query_opt(include_str!("sql/waiters.sql"), &[&pid, &seconds]).await.map_err(failed)?;
-        if row.is_some() {
-            // A closed connection is noticed only when the next row is sent.
-            observer.query_one("SELECT pg_cancel_backend($1)", &[&pid]).await.map_err(failed)?;
-        }
-        Ok(row.map(|row| row.get(0)))
+    /// Whether a table waits for its turn, or for a connection.
+    pub fn is_waited_for(&self) -> bool {
+        self.options.connections.queue.is_waited_for() || self.runs.is_waited_for()
     }
 
     /// A session for fresh transactions, made again when the last one broke.
-    async fn observer(&self) -> Result<Arc<Session>> {
+    async fn observer(&self) -> Result<Arc<Observer>> {
         let mut observer = self.observer.lock().await;
-        if observer.is_closed() {
-            *observer = Arc::new(session::connect(&self.config).await?);
+        if observer.session.is_closed() {
+            let session = session::connect(&self.config).await?;
+            *observer = Arc::new(Observer::new(session, &self.digest_sql).await?);
         }
         Ok(observer.clone())
     }
 
-    async fn worker(&self) -> Result<Worker> {
-        let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        if let Some(worker) = idle.filter(|worker| !worker.session.is_closed()) {
+    /// A session to copy with.
+    async fn worker(&self) -> Result<CopyConnection> {
+        if let Some(worker) = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop() {
             return Ok(worker);
         }
-        let session = session::connect(&self.config).await?;
-        let row = session.query_one("SELECT pg_backend_pid()", &[]).await;
-        let pid = row.map_err(|error| sql_error(&error, "preparing a copy"))?.get(0);
-        Ok(Worker { session, pid })
+        let mut worker = CopyConnection::connect(&self.config).await?;
+        worker.execute(PREPARE, "preparing a copy").await?;
+        if let Err(failed) = worker.execute(WATCH, "preparing a copy").await {
+            tracing::debug!("a copy that is cut off ends late: {}", failed.error);
+        }
+        Ok(worker)
     }
 
     /// Only after its transaction has ended well: else its connection ends with it.
-    fn put_back(&self, worker: Worker) {
+    fn put_back(&self, worker: CopyConnection) {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(worker);
     }
 }
@@ -347,31 +309,23 @@ impl fmt::Debug for Wave {
     }
 }
 
-async fn copy_parts(client: &Client, table: &WaveTable, sink: &mpsc::Sender<Bytes>) -> Result<()> {
-    for part in &table.parts {
-        let statement = table::statement(part, &table.schema, table.table.row_filter.as_deref());
-        table::stream(client, &statement, sink, &table.progress).await?;
+impl Observer {
+    async fn new(session: Session, digest_sql: &str) -> Result<Observer> {
+        let digest = session.prepare(digest_sql).await;
+        let digest = digest.map_err(|error| sql_error(&error, "preparing the comparison of tables"))?;
+        Ok(Observer { session, digest })
     }
-    Ok(())
 }
 
 /// Begins a transaction in a snapshot.
-async fn enter(client: &Client, snapshot: &str) -> Result<()> {
+fn begin_sql(snapshot: &str) -> String {
     // The name is the server's own: hexadecimal digits and hyphens.
     let quoted = snapshot.replace('\'', "''");
-    let begin = format!("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SET TRANSACTION SNAPSHOT '{quoted}'");
-    let Err(error) = client.batch_execute(&begin).await else { return Ok(()) };
-    match error.as_db_error() {
-        Some(refused) if !refused.code().code().starts_with("57") => {
-            let message = format!("the snapshot of this copy is gone: {}", refused.message());
-            Err(Error::transient("copy.snapshot-lost", message).next("Nothing: the copy begins again with a new one."))
-        }
-        _ => Err(sql_error(&error, "beginning a copy")),
-    }
+    format!("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SET TRANSACTION SNAPSHOT '{quoted}'")
 }
 
 async fn statement(client: &Client, sql: &str) -> Result<()> {
-    client.batch_execute(sql).await.map_err(|error| sql_error(&error, "copying tables"))
+    client.batch_execute(sql).await.map_err(|error| sql_error(&error, "taking the snapshot of a copy"))
 }
 
 async fn version_num(client: &Client) -> Result<u32> {
@@ -385,9 +339,4 @@ fn slot_name(config: &SourceConfig) -> String {
     // Legal names are ASCII.
     let prefix: String = config.slot.chars().take(SLOT_PREFIX_BYTES).collect();
     format!("{prefix}_copy_{:08x}", rand::random::<u32>())
-}
-
-fn not_published(table: &PublishedTable, publication: &str) -> Error {
-    let message = format!("table {} is not in publication `{publication}` any more", table.name);
-    Error::permanent("copy.not-published", message).next("Nothing, if it was taken out on purpose; else add it again.")
 }

@@ -146,6 +146,7 @@ impl Spool {
     pub fn sync(&self) -> Result<()> {
         let Some((file, point)) = self.lock().prepare_sync()? else { return Ok(()) };
         let result = file.sync_data();
+        crate::failpoint::reached("spool.synced");
         self.lock().note_synced(result, point)
     }
 

@@ -3,21 +3,26 @@
 
 use std::sync::Arc;
 
+use crate::position::SnapshotId;
 use crate::schema::change::{SchemaChange, state_after};
-use crate::schema::classify::classify;
-use crate::schema::decide::{Decision, decide};
+use crate::schema::moment::Moment;
 use crate::schema::plan::plan;
 use crate::schema::table::TableSchema;
-use crate::store::{Applying, TableError};
+use crate::store::{Application, Applying, How, TableError, Verdict};
 use crate::wire;
 
-use super::destination::{Destination, Stop};
+use super::destination::{Destination, Stop, Table};
+use super::lane::Lane;
+use super::retry::Backoff;
 use super::sending::{Ended, RESYNC, failure_to_table_error};
 
 /// Inspections that have to agree before an interrupted step is believed, and how many
 /// are tried (P27).
 const AGREEING: u32 = 2;
 const INSPECTIONS: u32 = 20;
+/// How often the plugin may end during one step before its table is given up on, so that
+/// the others go on.
+const INTERRUPTIONS: u32 = 10;
 
 impl Destination {
     /// The table as the plugin is told of it.
@@ -35,61 +40,48 @@ impl Destination {
             return Ok(());
         };
         let change = plan(before, to.clone());
+        if let Some(version) = self.rewritten(&change) {
+            return self.fail_table(oid, rewritten(&change, version)).await;
+        }
         if change.steps.is_empty() {
             return self.record_applied(oid, to).await;
         }
         self.flush().await?;
+        crate::failpoint::reached("schema.flushed");
         match self.attach_one(oid).await {
-            Ok(()) => {}
+            // An instance that takes the place of one that ended is told of it as it opens.
+            Ok(()) | Err(Ended::Restarted) => {}
             Err(ended) => return self.change_failed(oid, ended).await,
         }
-        if let Err(error) = self.permit(&change) {
-            return self.fail_table(oid, error).await;
-        }
-        let whole = self.wire_change(&change, 0, change.steps.len());
-        match self.call(async |instance| instance.check_schema(&whole).await).await {
-            Ok(notices) => {
-                for notice in notices {
-                    tracing::info!(destination = %self.parts.config.name, table = %to.name, code = %notice.code, "{}", notice.message);
-                }
-            }
-            Err(Ended::Restarted) => {}
-            Err(ended) => return self.change_failed(oid, ended).await,
+        if !self.permit(&change).await? || !self.check_change(&change).await? {
+            return Ok(());
         }
         self.run_steps(change, 0).await
     }
 
-    /// Whether the change may run here at all, decided before anything runs.
-    fn permit(&self, change: &SchemaChange) -> Result<(), TableError> {
-        for step in &change.steps {
-            let kind = step.kind.as_str();
-            if !self.parts.lane.can(kind) {
-                return Err(TableError {
-                    code: "schema.unsupported".to_owned(),
-                    message: format!(
-                        "the change from {} to {} needs `{kind}`, which the plugin `{}` does not support",
-                        change.before.snapshot, change.after.snapshot, self.parts.config.plugin
-                    ),
-                    next: Some(RESYNC.to_owned()),
-                });
+    /// Asks the plugin what the change would do. False if that stops the table.
+    pub(super) async fn check_change(&mut self, change: &SchemaChange) -> Result<bool, Stop> {
+        let whole = self.wire_change(change, 0, change.steps.len());
+        match self.call(async |instance| instance.check_schema(&whole).await).await {
+            Ok(notices) => {
+                for notice in notices {
+                    tracing::info!(destination = %self.parts.config.name, table = %change.after.name, code = %notice.code, "{}", notice.message);
+                }
+                Ok(true)
             }
-            let class = classify(step, &change.before);
-            let decision = decide(class, self.parts.config.apply);
-            if decision != Decision::AutoApply {
-                return Err(TableError {
-                    code: "schema.held".to_owned(),
-                    message: format!(
-                        "the change from {} to {} has a step `{kind}` of class {}, which `apply = \"{}\"` does not apply by itself",
-                        change.before.snapshot,
-                        change.after.snapshot,
-                        class.as_str(),
-                        self.parts.config.apply.as_str()
-                    ),
-                    next: Some(RESYNC.to_owned()),
-                });
-            }
+            Err(Ended::Restarted) => Ok(true),
+            Err(ended) => self.change_failed(change.after.oid, ended).await.map(|()| false),
         }
-        Ok(())
+    }
+
+    /// A version on the way with which rows may have got other values (P28).
+    fn rewritten(&self, change: &SchemaChange) -> Option<SnapshotId> {
+        let history = self.parts.history.read();
+        let on_the_way = history
+            .versions(change.after.oid)
+            .iter()
+            .filter(|version| version.snapshot > change.before.snapshot && version.snapshot <= change.after.snapshot);
+        on_the_way.filter(|version| version.rewritten).map(|version| version.snapshot).next()
     }
 
     /// Runs the steps from `from` on, one by one, or at once where the plugin's own
@@ -97,21 +89,30 @@ impl Destination {
     async fn run_steps(&mut self, change: SchemaChange, from: usize) -> Result<(), Stop> {
         let oid = change.after.oid;
         let stride = self.stride(&change);
+        let mut interruptions = Backoff::transient();
         let mut step = from;
         while step < change.steps.len() {
             let end = (step + stride).min(change.steps.len());
             self.record_applying(oid, Some(applying(&change, step))).await?;
+            crate::failpoint::reached("schema.applying");
             let wire = self.wire_change(&change, step, end);
             tracing::info!(
                 destination = %self.parts.config.name, table = %change.after.name,
                 from = %change.before.snapshot, to = %change.after.snapshot, step, "applying a schema change"
             );
             match self.call(async |instance| instance.apply_schema(&wire).await).await {
-                Ok(_) => step = end,
-                Err(Ended::Restarted) => match self.where_it_is(&change, step, end).await? {
-                    Some(done) => step = done,
-                    None => return Ok(()),
-                },
+                Ok(_) => {
+                    crate::failpoint::reached("schema.applied");
+                    step = end;
+                    interruptions.reset();
+                }
+                Err(Ended::Restarted) if interruptions.tries() < INTERRUPTIONS => {
+                    self.sleep(interruptions.pause(None)).await?;
+                    match self.recover_step(&change, step, end).await? {
+                        Some(done) => step = done,
+                        None => return Ok(()),
+                    }
+                }
                 Err(ended) => return self.change_failed(oid, ended).await,
             }
         }
@@ -125,30 +126,49 @@ impl Destination {
 
     /// At a start: changes that were begun and are not known to have ended.
     pub(super) async fn recover_schemas(&mut self) -> Result<(), Stop> {
-        let interrupted: Vec<(u32, Applying)> = self
-            .parts
-            .tables
-            .iter()
-            .filter(|(_, table)| table.takes_changes())
-            .filter_map(|(oid, table)| Some((*oid, table.record.applying?)))
-            .collect();
-        for (oid, applying) in interrupted {
-            let versions = {
-                let history = self.parts.history.read().unwrap_or_else(|poisoned| poisoned.into_inner());
-                history.get(oid, applying.from).zip(history.get(oid, applying.to))
-            };
-            let Some((before, after)) = versions else {
-                self.fail_table(oid, lost_versions(&applying)).await?;
-                continue;
-            };
-            let change = plan(before, after);
-            let step = applying.step as usize;
-            let end = (step + self.stride(&change)).min(change.steps.len());
-            if let Some(done) = self.where_it_is(&change, step, end).await? {
-                self.run_steps(change, done).await?;
-            }
+        let is_interrupted = |table: &Table| table.takes_changes() && table.record.applying.is_some();
+        let interrupted: Vec<u32> =
+            self.parts.tables.iter().filter(|(_, table)| is_interrupted(table)).map(|(oid, _)| *oid).collect();
+        for oid in interrupted {
+            self.recover_schema(oid).await?;
         }
         Ok(())
+    }
+
+    /// Goes on with a change that was begun.
+    pub(super) async fn recover_schema(&mut self, oid: u32) -> Result<(), Stop> {
+        let Some(applying) = self.parts.tables.get(&oid).and_then(|table| table.record.applying) else {
+            return Ok(());
+        };
+        let versions = {
+            let history = self.parts.history.read();
+            history.get(oid, applying.from).zip(history.get(oid, applying.to))
+        };
+        let Some((before, after)) = versions else {
+            return self.fail_table(oid, lost_versions(&applying)).await;
+        };
+        let change = plan(before, after);
+        let step = applying.step as usize;
+        let end = (step + self.stride(&change)).min(change.steps.len());
+        match self.recover_step(&change, step, end).await? {
+            Some(done) => self.run_steps(change, done).await,
+            None => Ok(()),
+        }
+    }
+
+    /// How far an interrupted step got, with the table told to the new instance as it is:
+    /// a destination refuses changes to a table that an earlier instance had.
+    async fn recover_step(&mut self, change: &SchemaChange, step: usize, end: usize) -> Result<Option<usize>, Stop> {
+        let oid = change.after.oid;
+        for _ in 0..INTERRUPTIONS {
+            let Some(done) = self.where_it_is(change, step, end).await? else { return Ok(None) };
+            match self.attach_as(oid, self.state(change, done)).await {
+                Ok(()) => return Ok(Some(done)),
+                Err(Ended::Restarted) => {}
+                Err(ended) => return self.change_failed(oid, ended).await.map(|()| None),
+            }
+        }
+        self.change_failed(oid, Ended::Restarted).await.map(|()| None)
     }
 
     /// Looks at the destination: is the interrupted step done or not? None if the table
@@ -170,6 +190,7 @@ impl Destination {
                 Err(Ended::Restarted) => continue,
                 Err(ended) => return self.change_failed(oid, ended).await.map(|()| None),
             };
+            crate::failpoint::reached("schema.inspected");
             let found = match &there {
                 Some(there) if recorded(there, change, end) => Some(end),
                 Some(there) if same_columns(there, &rendered_after) => Some(end),
@@ -191,7 +212,7 @@ impl Destination {
             last = Some((there, rendered_before, rendered_after));
             self.sleep(self.parts.lane.pace().settle).await?;
         }
-        self.fail_table(oid, fits_neither(change, last)).await.map(|()| None)
+        self.hold_interrupted(oid, fits_neither(change, last)).await.map(|()| None)
     }
 
     fn state(&self, change: &SchemaChange, step: usize) -> wire::Table {
@@ -204,17 +225,19 @@ impl Destination {
         change.steps_to_wire(from..to, &config.target(name), config.mode.as_str(), &config.table_settings(name))
     }
 
-    async fn change_failed(&mut self, oid: u32, ended: Ended) -> Result<(), Stop> {
+    /// A change that has not begun stops its table; one that has waits for the operator's
+    /// word.
+    pub(super) async fn change_failed(&mut self, oid: u32, ended: Ended) -> Result<(), Stop> {
         match ended {
             Ended::Stop => Err(Stop),
-            Ended::Refused(failure) => self.fail_table(oid, failure_to_table_error(&failure)).await,
+            Ended::Refused(failure) => self.hold_interrupted(oid, failure_to_table_error(&failure)).await,
             Ended::Restarted => {
                 let error = TableError {
                     code: "schema.interrupted".to_owned(),
-                    message: "the plugin ended while the change was prepared".to_owned(),
+                    message: "the plugin ended every time while the change was made".to_owned(),
                     next: Some(RESYNC.to_owned()),
                 };
-                self.fail_table(oid, error).await
+                self.hold_interrupted(oid, error).await
             }
         }
     }
@@ -230,18 +253,40 @@ impl Destination {
     async fn record_applied(&mut self, oid: u32, to: Arc<TableSchema>) -> Result<(), Stop> {
         let wire = self.wire_table(&to);
         if let Some(table) = self.parts.tables.get_mut(&oid) {
+            let approved = table.barrier.as_ref().is_some_and(|barrier| barrier.verdict == Some(Verdict::Approved));
+            let how = if approved { How::Approved } else { How::Applied };
             table.record.applying = None;
             table.record.applied = Some(to.snapshot);
+            table.record.application = Some(applied_now(how, &self.parts.lane));
             table.record.name = to.name.clone();
             table.attached = table.attached && table.wire.as_ref().is_some_and(|known| known.shape == wire.shape);
             table.wire = Some(wire);
             table.schema = Some(to);
         }
         self.save_table(oid).await?;
+        crate::failpoint::reached("schema.recorded");
+        self.drop_barrier(oid).await?;
         match self.attach_one(oid).await {
             Ok(()) | Err(Ended::Restarted) => Ok(()),
             Err(ended) => self.change_failed(oid, ended).await,
         }
+    }
+}
+
+/// What is kept of who brought a table to a version: this lane's instance, now.
+pub(super) fn applied_now(how: How, lane: &Lane) -> Application {
+    Application { how, generation: lane.generation(), at: Moment::now() }
+}
+
+fn rewritten(change: &SchemaChange, version: SnapshotId) -> TableError {
+    TableError {
+        code: "schema.rewritten".to_owned(),
+        message: format!(
+            "rows of {} were rewritten with the version {version} (a type with USING, or among other statements): \
+             their new values never come as changes",
+            change.after.name
+        ),
+        next: Some(RESYNC.to_owned()),
     }
 }
 
@@ -273,7 +318,7 @@ fn same_columns(a: &wire::PhysicalTable, b: &wire::PhysicalTable) -> bool {
     sorted(a) == sorted(b)
 }
 
-fn lost_versions(applying: &Applying) -> TableError {
+pub(super) fn lost_versions(applying: &Applying) -> TableError {
     TableError {
         code: "schema.history-lost".to_owned(),
         message: format!(

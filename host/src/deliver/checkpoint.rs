@@ -1,10 +1,11 @@
 //! Durable, then checkpoint on disk, then confirmed to the source: in this order (P6).
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use tokio::sync::{Notify, watch};
+use tokio::sync::{Notify, RwLock, watch};
 
 use crate::copy::spool::Spool;
 use crate::error::Result;
@@ -20,6 +21,11 @@ pub(super) struct Confirmed(Arc<ConfirmedInner>);
 struct ConfirmedInner {
     checkpoints: Mutex<Vec<Lsn>>,
     smallest: watch::Sender<Lsn>,
+    /// While the stream is read again for the spool: no checkpoint is stored beyond how
+    /// far that got.
+    limit: AtomicU64,
+    /// Held by everybody who stores a checkpoint.
+    storing: RwLock<()>,
 }
 
 impl Confirmed {
@@ -29,7 +35,29 @@ impl Confirmed {
         Confirmed(Arc::new(ConfirmedInner {
             checkpoints: Mutex::new(checkpoints),
             smallest: watch::Sender::new(smallest),
+            limit: AtomicU64::new(u64::MAX),
+            storing: RwLock::new(()),
         }))
+    }
+
+    /// The stream will be read again from the smallest checkpoint, which is returned, and
+    /// what the spool has beyond it will not count meanwhile: no checkpoint may rely on
+    /// that before it was read again.
+    pub async fn freeze(&self) -> Lsn {
+        // One that is being stored is waited for.
+        let _storing = self.0.storing.write().await;
+        let smallest = self.smallest();
+        self.0.limit.store(smallest.0, Ordering::SeqCst);
+        smallest
+    }
+
+    /// So far was read again; none: all of it.
+    pub fn thaw(&self, at: Option<Lsn>) {
+        self.0.limit.store(at.map_or(u64::MAX, |at| at.0), Ordering::SeqCst);
+    }
+
+    fn limit(&self) -> Lsn {
+        Lsn(self.0.limit.load(Ordering::SeqCst))
     }
 
     /// The smallest checkpoint, now and as it moves.
@@ -40,6 +68,24 @@ impl Confirmed {
     /// The smallest checkpoint.
     pub fn smallest(&self) -> Lsn {
         *self.0.smallest.borrow()
+    }
+
+    /// One destination's checkpoint.
+    pub fn of(&self, destination: usize) -> Lsn {
+        let checkpoints = self.0.checkpoints.lock().unwrap_or_else(PoisonError::into_inner);
+        checkpoints.get(destination).copied().unwrap_or_default()
+    }
+
+    /// Another destination, whose number is the next one. Nobody may confirm beyond its
+    /// checkpoint from here on.
+    pub fn add(&self, checkpoint: Lsn) {
+        self.0.checkpoints.lock().unwrap_or_else(PoisonError::into_inner).push(checkpoint);
+    }
+
+    /// There is nothing before `to` that anybody takes, and that is stored.
+    pub fn raise(&self, to: Lsn) {
+        let count = self.0.checkpoints.lock().unwrap_or_else(PoisonError::into_inner).len();
+        (0..count).for_each(|destination| self.moved(destination, to));
     }
 
     fn moved(&self, destination: usize, checkpoint: Lsn) {
@@ -61,12 +107,6 @@ struct Pending {
     rows: bool,
     positions: HashMap<u32, Position>,
     closing: bool,
-}
-
-impl Pending {
-    fn is_empty(&self) -> bool {
-        self.checkpoint.is_none() && self.positions.is_empty()
-    }
 }
 
 /// Where a destination leaves what became durable.
@@ -100,6 +140,15 @@ impl Checkpointer {
         }
         pending.rows |= !positions.is_empty();
         pending.checkpoint = pending.checkpoint.max(checkpoint);
+        drop(pending);
+        self.wake.notify_one();
+    }
+
+    /// Everything before `at` that is not durable is in the spool, which is synced before
+    /// that is stored (P9).
+    pub fn spooled(&self, at: Lsn) {
+        let mut pending = self.lock();
+        pending.checkpoint = pending.checkpoint.max(Some(at));
         drop(pending);
         self.wake.notify_one();
     }
@@ -144,46 +193,65 @@ pub(super) struct CheckpointTask {
 /// Idle moves are stored at most this often, or every so many bytes (P9).
 const IDLE_EVERY: Duration = Duration::from_secs(10);
 const IDLE_BYTES: u64 = 16 << 20;
+/// How often a checkpoint beyond the limit is looked at again.
+const LIMITED_EVERY: Duration = Duration::from_secs(1);
+
+/// What a checkpoint task has to do.
+enum Taken {
+    Progress(Progress),
+    Later(Duration),
+    Closed,
+}
 
 impl CheckpointTask {
     /// Runs until the checkpointer is closed. `stored` tells, after each checkpoint,
     /// how far each table got.
     pub async fn run(mut self, stored: impl Fn(&Progress)) {
         loop {
-            let closing = {
-                let pending = self.checkpointer.lock();
-                if !self.is_due(&pending) && !pending.closing { None } else { Some(pending.closing) }
-            };
-            let Some(closing) = closing else {
-                let idle = tokio::time::sleep(IDLE_EVERY);
-                tokio::select! { () = self.checkpointer.wake.notified() => {} () = idle => {} }
-                continue;
-            };
-            let progress = self.take();
-            if progress.checkpoint.is_some() || !progress.positions.is_empty() {
-                self.store_with_retry(&progress).await;
-                stored(&progress);
-            } else if closing {
-                return;
+            let confirmed = self.parts.confirmed.clone();
+            let storing = confirmed.0.storing.read().await;
+            let taken = self.take();
+            match taken {
+                Taken::Progress(progress) => {
+                    self.store_with_retry(&progress).await;
+                    stored(&progress);
+                }
+                Taken::Later(wait) => {
+                    drop(storing);
+                    let wait = tokio::time::sleep(wait);
+                    tokio::select! { () = self.checkpointer.wake.notified() => {} () = wait => {} }
+                }
+                Taken::Closed => return,
             }
         }
     }
 
-    fn is_due(&self, pending: &Pending) -> bool {
-        let Some(checkpoint) = pending.checkpoint else { return pending.rows };
-        pending.rows
-            || checkpoint.0.saturating_sub(self.stored.0) >= IDLE_BYTES
-            || (!pending.is_empty() && self.stored_at.elapsed() >= IDLE_EVERY)
-    }
-
-    fn take(&mut self) -> Progress {
+    /// What is due, or how long to wait for it.
+    fn take(&mut self) -> Taken {
+        let limit = self.parts.confirmed.limit();
         let mut pending = self.checkpointer.lock();
-        pending.rows = false;
-        Progress {
-            destination: self.destination.clone(),
-            checkpoint: pending.checkpoint.take(),
-            positions: pending.positions.drain().collect(),
+        let checkpoint = pending.checkpoint.map(|checkpoint| checkpoint.min(limit)).filter(|at| *at > self.stored);
+        let due = match checkpoint {
+            None => !pending.positions.is_empty(),
+            Some(checkpoint) => {
+                pending.rows
+                    || pending.closing
+                    || checkpoint.0.saturating_sub(self.stored.0) >= IDLE_BYTES
+                    || self.stored_at.elapsed() >= IDLE_EVERY
+            }
+        };
+        if !due {
+            return match (pending.closing, limit == Lsn(u64::MAX)) {
+                (true, _) => Taken::Closed,
+                (false, true) => Taken::Later(IDLE_EVERY),
+                (false, false) => Taken::Later(LIMITED_EVERY),
+            };
         }
+        pending.rows = false;
+        // What lies beyond the limit stays for later.
+        pending.checkpoint = pending.checkpoint.filter(|at| *at > limit);
+        let positions = pending.positions.drain().collect();
+        Taken::Progress(Progress { destination: self.destination.clone(), checkpoint, positions })
     }
 
     /// A store that cannot write holds the checkpoint, never the process: the source
@@ -194,10 +262,12 @@ impl CheckpointTask {
             tracing::error!(destination = %self.destination, code = error.code(), %error, "the checkpoint could not be stored; trying again");
             tokio::time::sleep(backoff.pause(None)).await;
         }
+        crate::failpoint::reached("checkpoint.stored");
         self.stored_at = Instant::now();
         if let Some(checkpoint) = progress.checkpoint {
             self.stored = checkpoint;
             self.parts.confirmed.moved(self.index, checkpoint);
+            crate::failpoint::reached("checkpoint.confirmed");
         }
     }
 
@@ -208,6 +278,7 @@ impl CheckpointTask {
                 crate::error::Error::transient("spool.sync", format!("the spool's sync was cut short: {error}"))
             })??;
         }
+        crate::failpoint::reached("checkpoint.spooled");
         self.parts.store.save_progress(progress.clone()).await
     }
 }
@@ -215,6 +286,37 @@ impl CheckpointTask {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn while_the_stream_is_read_again_no_checkpoint_passes_what_was_read() {
+        let directory = tempfile::tempdir().unwrap();
+        let store = Store::open(directory.path(), "shop").unwrap();
+        let record = |name: &str, checkpoint| crate::store::DestinationRecord {
+            name: name.to_owned(),
+            plugin: "count".to_owned(),
+            checkpoint: Lsn(checkpoint),
+        };
+        for record in [record("slow", 100), record("other", 200)] {
+            store.save_destination(record).await.unwrap();
+        }
+        let spool = Spool::open(&directory.path().join("spool"), Default::default()).unwrap();
+        let confirmed = Confirmed::new(vec![Lsn(100), Lsn(200)]);
+        let parts = CheckpointParts { store: store.clone(), spool, confirmed: confirmed.clone() };
+        let (checkpointer, task) = Checkpointer::new("slow".to_owned(), 0, parts);
+        let task = tokio::spawn(task.run(|_| {}));
+        assert_eq!(confirmed.freeze().await, Lsn(100));
+        checkpointer.durable(&[], Some(Lsn(300)));
+        let stored = || store.load().unwrap().destinations.iter().find(|d| d.name == "slow").unwrap().checkpoint;
+        confirmed.thaw(Some(Lsn(150)));
+        checkpointer.durable(&[(7, Position { epoch: 0, commit: Lsn(290), ordinal: 1 })], None);
+        let mut moved = confirmed.watch();
+        moved.wait_for(|at| *at >= Lsn(150)).await.unwrap();
+        assert_eq!((stored(), confirmed.smallest()), (Lsn(150), Lsn(150)));
+        confirmed.thaw(None);
+        checkpointer.close();
+        task.await.unwrap();
+        assert_eq!((stored(), confirmed.smallest()), (Lsn(300), Lsn(200)));
+    }
 
     #[test]
     fn the_confirmed_position_is_the_smallest_checkpoint_and_never_goes_back() {

@@ -1,41 +1,42 @@
 //! Copies tables: in waves of one snapshot, once for all destinations that want a
 //! table at that moment (P16, P20).
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
-use bytes::Bytes;
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
-use crate::batch::CopyBuilder;
-use crate::copy::{Wave, WaveOptions, WaveTable, snapshot};
+use crate::copy::{Spool, Wave, WaveOptions, WaveTable, snapshot};
 use crate::error::{Error, Result};
-use crate::position::Position;
-use crate::schema::table::TableSchema;
+use crate::memory::Budget;
 use crate::source::catalog::{PublishedTable, published_tables};
 use crate::source::config::SourceConfig;
 use crate::source::session::connect;
+use crate::status::StatusBoard;
+use crate::store::{CopyRecord, RangeRecord};
 
-use super::destination::{Copying, Live};
-use super::drain::Drainer;
+use super::copy_run::{CopyRun, Stalled};
+use super::destination::Copying;
 use super::inbox::Sender;
+use super::resume::Resumes;
 use super::retry::Backoff;
+use super::routes::{Beginning, Command, Place};
 use super::versions::Versions;
 
-/// Bytes of rows handed over at once.
-const BATCH_BYTES: usize = 1 << 20;
-/// Buffers of COPY data between the connection and the decoder.
-const BUFFERS: usize = 4;
+/// How often the age of a copy's snapshot is shown.
+const SHOW_AGE: Duration = Duration::from_secs(1);
 
 /// Where a destination takes copies.
 #[derive(Clone)]
 pub(super) struct CopyOutlet {
     pub name: String,
     pub copying: Sender<Copying>,
-    pub live: Sender<Live>,
     /// Rows without a key cannot be merged.
     pub needs_key: bool,
+    /// A run may go on after a restart: rows are merged, and the plugin can.
+    pub resumes: bool,
 }
 
 /// What a copier works with.
@@ -44,49 +45,122 @@ pub(super) struct Copier {
     pub source: Arc<SourceConfig>,
     pub outlets: Arc<[CopyOutlet]>,
     pub versions: Versions,
-    pub drainer: Drainer,
+    /// To the router.
+    pub commands: mpsc::UnboundedSender<Command>,
     pub options: WaveOptions,
     pub epoch: u32,
+    pub memory: Budget,
+    pub ages: Ages,
+    pub resumes: Resumes,
+    /// By which the tables of a wave were asked for.
+    pub beginnings: Arc<Beginnings>,
+    /// A table of so many bytes is worth to be resumed.
+    pub resume_bytes: u64,
+    pub spool: Spool,
+}
+
+/// What a copier is asked for.
+pub(super) enum Ask {
+    /// A destination wants a table, whose changes are spooled already (P15).
+    Copy { oid: u32, destination: usize, beginning: Beginning },
+    /// Another destination; its number is the next one.
+    Destination(CopyOutlet),
 }
 
 /// Tables to copy, and the destinations that want each.
-pub(super) type Wanted = BTreeMap<u32, BTreeSet<usize>>;
+type Wanted = BTreeMap<u32, BTreeSet<usize>>;
+/// The last one of each place; of those that are not here, the one of the start.
+pub(super) type Beginnings = HashMap<Place, Beginning>;
 
-/// How the copy of one table went: the destinations that have to get it again.
+/// Waves at a time: one that takes hours must not keep a table waiting that joins
+/// meanwhile.
+const WAVES: usize = 2;
+/// How long tables that are wanted one behind the other have to become one wave.
+const GATHER: Duration = Duration::from_millis(50);
+
+/// How the copy of one table went: for whom it was, and who of them has to get it again.
 struct Copied {
     oid: u32,
+    wanted: BTreeSet<usize>,
     again: BTreeSet<usize>,
 }
 
+/// Destinations that get a table by one read, and the ranges of the key that it goes by;
+/// with a run, if that goes on.
+struct Group {
+    wanted: BTreeSet<usize>,
+    ranges: Option<CopyRecord>,
+}
+
 impl Copier {
-    /// Copies what is wanted, until all of it is copied or given up on.
-    pub async fn run(self, mut wanted: Wanted, mut stopping: watch::Receiver<bool>) {
+    /// Copies what is asked for, until it is told to stop.
+    pub async fn run(mut self, mut asks: mpsc::UnboundedReceiver<Ask>, mut stopping: watch::Receiver<bool>) {
+        let mut wanted = Wanted::new();
+        let mut waves: JoinSet<(Wanted, bool)> = JoinSet::new();
+        let mut under_way: HashMap<tokio::task::Id, (Wanted, Arc<Beginnings>)> = HashMap::new();
         let mut backoff = Backoff::transient();
-        while !wanted.is_empty() {
-            let before = wanted.values().map(BTreeSet::len).sum::<usize>();
-            let wave = tokio::select! {
-                wave = self.wave(&mut wanted) => wave,
+        let mut begin = Instant::now();
+        loop {
+            let free = !wanted.is_empty() && waves.len() < WAVES;
+            tokio::select! {
                 _ = stopping.wait_for(|stopping| *stopping) => return,
-            };
-            if let Err(error) = wave {
-                tracing::warn!(
-                    code = error.code(),
-                    next = error.next_step(),
-                    tables = wanted.len(),
-                    "a copy did not begin; trying again: {error}"
-                );
-            }
-            if wanted.values().map(BTreeSet::len).sum::<usize>() < before {
-                backoff.reset();
-            }
-            if !wanted.is_empty() {
-                let pause = backoff.pause(None);
-                tokio::select! {
-                    () = tokio::time::sleep(pause) => {}
-                    _ = stopping.wait_for(|stopping| *stopping) => return,
+                ask = asks.recv() => match ask {
+                    Some(Ask::Copy { oid, destination, beginning }) => {
+                        let known = self.beginnings.get(&Place { destination, oid });
+                        if known.is_some_and(|known| beginning < *known) {
+                            continue;
+                        }
+                        Arc::make_mut(&mut self.beginnings).insert(Place { destination, oid }, beginning);
+                        if wanted.is_empty() {
+                            begin = begin.max(Instant::now() + GATHER);
+                        }
+                        wanted.entry(oid).or_default().insert(destination);
+                    }
+                    Some(Ask::Destination(outlet)) => self.outlets = self.outlets.iter().cloned().chain([outlet]).collect(),
+                    None => return,
+                },
+                Some(ended) = waves.join_next_with_id() => {
+                    let (id, ended) = match ended {
+                        Ok((id, ended)) => (id, Some(ended)),
+                        Err(error) => (error.id(), None),
+                    };
+                    let (asked, beginnings) = under_way.remove(&id).unwrap_or_default();
+                    // One that panicked copied nothing to rely on.
+                    let (mut again, progress) = ended.unwrap_or((asked, false));
+                    drop_superseded(&mut again, &beginnings, &self.beginnings);
+                    if progress {
+                        backoff.reset();
+                    }
+                    if !again.is_empty() {
+                        begin = Instant::now() + backoff.pause(None);
+                        for (oid, destinations) in again {
+                            wanted.entry(oid).or_default().extend(destinations);
+                        }
+                    }
+                }
+                () = tokio::time::sleep_until(begin.into()), if free => {
+                    let wanted = std::mem::take(&mut wanted);
+                    let wave = waves.spawn(self.clone().try_wave(wanted.clone()));
+                    under_way.insert(wave.id(), (wanted, self.beginnings.clone()));
                 }
             }
         }
+    }
+
+    /// One wave. What has to be copied again, and whether anything was copied.
+    async fn try_wave(self, mut wanted: Wanted) -> (Wanted, bool) {
+        let count = |wanted: &Wanted| wanted.values().map(BTreeSet::len).sum::<usize>();
+        let before = count(&wanted);
+        if let Err(error) = self.wave(&mut wanted).await {
+            tracing::warn!(
+                code = error.code(),
+                next = error.next_step(),
+                tables = wanted.len(),
+                "a copy did not begin; trying again: {error}"
+            );
+        }
+        let progress = count(&wanted) < before;
+        (wanted, progress)
     }
 
     /// One snapshot, and all wanted tables in it, side by side.
@@ -101,6 +175,7 @@ impl Copier {
             return Ok(());
         }
         let wave = Arc::new(snapshot::take(&self.source, &tables, &self.options).await?);
+        crate::failpoint::reached("copy.snapshot");
         for (oid, error) in &wave.skipped {
             tracing::warn!(
                 oid,
@@ -112,28 +187,104 @@ impl Copier {
                 self.fail(wanted, *oid, error);
             }
         }
+        self.ages.watch(&wave, self.options.warn_age);
+        let stalled = Stalled::default();
         let mut copies = JoinSet::new();
         for table in &wave.tables {
             let Some(destinations) = wanted.get(&table.table.oid).cloned() else { continue };
-            let (copier, wave, table) = (self.clone(), wave.clone(), table.clone());
-            copies.spawn(async move { copier.copy(&wave, &table, destinations).await });
+            for group in self.groups(&wave, table, destinations).await {
+                let (copier, wave, table, stalled) = (self.clone(), wave.clone(), table.clone(), stalled.clone());
+                copies.spawn(async move { copier.copy(wave, table, group, stalled).await });
+            }
         }
+        // The snapshot goes with the last table that is read.
+        drop(wave);
         while let Some(copied) = copies.join_next().await {
             let copied = copied.map_err(|error| {
                 Error::transient("copy.panicked", format!("the copy of a table was cut short: {error}"))
             })?;
-            if copied.again.is_empty() {
-                wanted.remove(&copied.oid);
-            } else {
-                wanted.insert(copied.oid, copied.again);
+            if let Some(left) = wanted.get_mut(&copied.oid) {
+                left.retain(|destination| !copied.wanted.contains(destination) || copied.again.contains(destination));
+                if left.is_empty() {
+                    wanted.remove(&copied.oid);
+                }
             }
         }
         Ok(())
     }
 
+    /// Destinations whose run goes on share a read with those of the same run; all others
+    /// begin together (P19, P20).
+    async fn groups(&self, wave: &Wave, table: &WaveTable, wanted: BTreeSet<usize>) -> Vec<Group> {
+        let origin = format!("{}, epoch {}", wave.origin(table), self.epoch);
+        let mut runs: BTreeMap<String, Group> = BTreeMap::new();
+        let mut fresh = BTreeSet::new();
+        for destination in wanted {
+            let place = Place { destination, oid: table.table.oid };
+            let name = &self.outlets[destination].name;
+            match self.resumes.get(place) {
+                Some(copy) if copy.origin == origin && self.outlets[destination].resumes => {
+                    let group = runs
+                        .entry(copy.run.clone())
+                        .or_insert_with(|| Group { wanted: BTreeSet::new(), ranges: Some(copy) });
+                    group.wanted.insert(destination);
+                }
+                Some(_) => {
+                    tracing::warn!(
+                        destination = %name, table = %table.table.name,
+                        "the copy of the table begins again: the table was altered, rewritten or truncated since, or the destination cannot go on"
+                    );
+                    self.resumes.remove(place);
+                    fresh.insert(destination);
+                }
+                None => {
+                    fresh.insert(destination);
+                }
+            }
+        }
+        let mut groups: Vec<Group> = runs.into_values().collect();
+        if !fresh.is_empty() {
+            let ranges = self.ranges(wave, table, &fresh, origin).await;
+            groups.push(Group { wanted: fresh, ranges });
+        }
+        groups
+    }
+
+    /// The ranges of a copy that begins, if it is worth to be resumed and can be.
+    async fn ranges(
+        &self,
+        wave: &Wave,
+        table: &WaveTable,
+        wanted: &BTreeSet<usize>,
+        origin: String,
+    ) -> Option<CopyRecord> {
+        let can = wanted.iter().all(|destination| self.outlets[*destination].resumes);
+        if !can || table.source_bytes < self.resume_bytes {
+            return None;
+        }
+        let (column, keys) = match wave.key_ranges(table).await {
+            Ok(found) => found?,
+            Err(error) => {
+                tracing::warn!(table = %table.table.name, code = error.code(), "the copy cannot be resumed if it ends early: {error}");
+                return None;
+            }
+        };
+        tracing::info!(table = %table.table.name, "the table is copied by {} ranges of {column}", keys.count());
+        Some(CopyRecord {
+            destination: String::new(),
+            oid: table.table.oid,
+            run: String::new(),
+            snapshot: table.schema.snapshot,
+            origin,
+            column,
+            ranges: vec![RangeRecord::default(); keys.count()],
+            keys,
+        })
+    }
+
     fn give_up_unpublished(&self, wanted: &mut Wanted, tables: &[PublishedTable]) {
-        let gone: Vec<u32> =
-            wanted.keys().filter(|oid| !tables.iter().any(|table| table.oid == **oid)).copied().collect();
+        let found: HashSet<u32> = tables.iter().map(|table| table.oid).collect();
+        let gone: Vec<u32> = wanted.keys().filter(|oid| !found.contains(oid)).copied().collect();
         for oid in gone {
             let error = Error::permanent("table.unpublished", format!("table {oid} has left the publication"))
                 .next("Add it again, then run `tidegate resync DEST TABLE`.");
@@ -147,134 +298,106 @@ impl Copier {
         }
     }
 
-    fn fail_at(&self, destination: usize, oid: u32, error: &Error) {
+    pub(super) fn fail_at(&self, destination: usize, oid: u32, error: &Error) {
         // If the destination has ended there is nobody to tell.
-        let _ = self.outlets[destination].live.send_now(Live::Failed { oid, error: error.into() });
+        let _ = self.outlets[destination].copying.send_now(Copying::Failed { oid, error: error.into() });
     }
 
-    /// One table, to all destinations that want it.
-    async fn copy(&self, wave: &Wave, table: &WaveTable, destinations: BTreeSet<usize>) -> Copied {
+    /// One table, to destinations that want it.
+    async fn copy(self, wave: Arc<Wave>, table: WaveTable, group: Group, stalled: Stalled) -> Copied {
         let oid = table.table.oid;
-        let run: Arc<str> = format!("{:016x}", rand::random::<u64>()).into();
-        match self.copy_run(wave, table, &run, destinations.clone()).await {
-            Ok(again) => Copied { oid, again },
+        let Group { wanted, ranges } = group;
+        let unread = stalled.unread(&wanted);
+        let turn = wave.turn(&table).await;
+        let versioned = self.versions.copied(table.schema.clone()).await;
+        crate::failpoint::reached("copy.versioned");
+        let again = match versioned {
+            Ok(schema) => CopyRun::new(&self, schema, ranges, unread, turn).copy(wave, &table).await,
             Err(error) => {
-                tracing::warn!(table = %table.table.name, code = error.code(), next = error.next_step(), "the copy of the table failed: {error}");
-                if error.is_transient() {
-                    return Copied { oid, again: destinations };
+                tracing::warn!(table = %table.table.name, code = error.code(), next = error.next_step(), "the copy of the table did not begin: {error}");
+                if !error.is_transient() {
+                    wanted.iter().for_each(|destination| self.fail_at(*destination, oid, &error));
                 }
-                for destination in destinations {
-                    self.fail_at(destination, oid, &error);
-                }
-                Copied { oid, again: BTreeSet::new() }
+                if error.is_transient() { wanted.clone() } else { BTreeSet::new() }
             }
-        }
-    }
-
-    /// Returns the destinations whose run was cut off.
-    async fn copy_run(
-        &self,
-        wave: &Wave,
-        table: &WaveTable,
-        run: &Arc<str>,
-        destinations: BTreeSet<usize>,
-    ) -> Result<BTreeSet<usize>> {
-        let schema = self.versions.copied(table.schema.clone()).await?;
-        let rows_total = table.estimated_rows;
-        let mut again = BTreeSet::new();
-        let mut begun = Vec::new();
-        for destination in destinations {
-            if self.outlets[destination].needs_key && schema.merge_key().is_empty() {
-                self.fail_at(destination, schema.oid, &no_key(&schema));
-                continue;
-            }
-            let begin =
-                |done| Copying::Begin { schema: schema.clone(), run: run.clone(), floor: wave.floor, rows_total, done };
-            if self.ask(destination, begin, &mut again).await? {
-                begun.push(destination);
-            }
-        }
-        if begun.is_empty() {
-            return Ok(again);
-        }
-        self.copy_rows(wave, &schema, run, &begun).await?;
-        for destination in begun {
-            let finish = |done| Copying::Finish { oid: schema.oid, run: run.clone(), done };
-            if self.ask(destination, finish, &mut again).await? {
-                let outlet = &self.outlets[destination];
-                let cursor = Position::of_copy(self.epoch, wave.floor);
-                self.drainer.start(destination, outlet.live.clone(), schema.oid, wave.floor, Some(cursor));
-            }
-        }
-        Ok(again)
-    }
-
-    /// Asks a destination something and waits for its answer. False if it said no: for
-    /// now, which is noted in `again`, or for good, which it has recorded itself.
-    async fn ask(
-        &self,
-        destination: usize,
-        item: impl FnOnce(oneshot::Sender<Result<()>>) -> Copying,
-        again: &mut BTreeSet<usize>,
-    ) -> Result<bool> {
-        let outlet = &self.outlets[destination];
-        let (done, answered) = oneshot::channel();
-        outlet.copying.send(item(done), 1).await.map_err(|_| ended(&outlet.name))?;
-        match answered.await.map_err(|_| ended(&outlet.name))? {
-            Ok(()) => Ok(true),
-            Err(error) => {
-                tracing::warn!(destination = %outlet.name, code = error.code(), "{error}");
-                if error.is_transient() {
-                    again.insert(destination);
-                }
-                Ok(false)
-            }
-        }
-    }
-
-    async fn copy_rows(&self, wave: &Wave, schema: &Arc<TableSchema>, run: &Arc<str>, to: &[usize]) -> Result<()> {
-        let (buffers, mut filled) = mpsc::channel::<Bytes>(BUFFERS);
-        let decode = async move {
-            let mut builder = CopyBuilder::new(schema.clone());
-            while let Some(buffer) = filled.recv().await {
-                builder.push(&buffer)?;
-                if builder.bytes() >= BATCH_BYTES {
-                    self.send_rows(schema.oid, run, &mut builder, to).await?;
-                }
-            }
-            if builder.rows() > 0 {
-                self.send_rows(schema.oid, run, &mut builder, to).await?;
-            }
-            Ok::<(), Error>(())
         };
-        // The channel ends with the copy, which ends the decoding.
-        let copy = async move { wave.copy_table(schema.oid, &buffers).await };
-        let (copied, decoded) = tokio::join!(copy, decode);
-        decoded?;
-        copied.map(|_| ())
-    }
-
-    async fn send_rows(&self, oid: u32, run: &Arc<str>, builder: &mut CopyBuilder, to: &[usize]) -> Result<()> {
-        let bytes = builder.bytes();
-        let rows = builder.finish();
-        let Some((last, others)) = to.split_last() else { return Ok(()) };
-        for destination in others {
-            self.send_to(*destination, Copying::Rows { oid, run: run.clone(), rows: rows.clone() }, bytes).await?;
-        }
-        self.send_to(*last, Copying::Rows { oid, run: run.clone(), rows }, bytes).await
-    }
-
-    async fn send_to(&self, destination: usize, item: Copying, bytes: usize) -> Result<()> {
-        let outlet = &self.outlets[destination];
-        outlet.copying.send(item, bytes).await.map_err(|_| ended(&outlet.name))
+        Copied { oid, wanted, again }
     }
 }
 
-fn no_key(schema: &TableSchema) -> Error {
-    Error::permanent("table.no-key", format!("table {} has no key that `merge` could go by", schema.name))
-        .next("Give it a primary key, set REPLICA IDENTITY USING INDEX, or use `mode = \"changes\"`.")
+/// What was asked for anew since is copied for that, and not for this again.
+fn drop_superseded(again: &mut Wanted, asked_by: &Beginnings, last: &Beginnings) {
+    for (oid, destinations) in again.iter_mut() {
+        destinations.retain(|destination| {
+            let place = Place { destination: *destination, oid: *oid };
+            asked_by.get(&place) == last.get(&place)
+        });
+    }
+    again.retain(|_, destinations| !destinations.is_empty());
 }
 
-fn ended(destination: &str) -> Error {
-    Error::transient("destination.ended", format!("destination `{destination}` ends"))
+/// The snapshots that copies hold, as `status` shows them: vacuum waits for the oldest
+/// (P17).
+#[derive(Clone)]
+pub(super) struct Ages {
+    board: StatusBoard,
+    held: Arc<Mutex<Vec<Instant>>>,
+}
+
+impl Ages {
+    pub fn new(board: StatusBoard) -> Ages {
+        Ages { board, held: Arc::default() }
+    }
+
+    /// Shows the age of a wave's snapshot for as long as it is held.
+    fn watch(&self, wave: &Arc<Wave>, warn_age: Duration) {
+        let (ages, taken_at, wave) = (self.clone(), wave.taken_at, Arc::downgrade(wave));
+        tokio::spawn(async move {
+            ages.change(|held| held.push(taken_at));
+            let mut warned = false;
+            while wave.strong_count() > 0 {
+                ages.change(|_| {});
+                if taken_at.elapsed() > warn_age && !std::mem::replace(&mut warned, true) {
+                    tracing::warn!(
+                        code = "copy.old-snapshot",
+                        next = "See in `tidegate status` what the copy waits for; stop it if the source suffers.",
+                        "the snapshot of a copy is older than {} s: vacuum keeps the dead rows of its database",
+                        warn_age.as_secs()
+                    );
+                }
+                tokio::time::sleep(SHOW_AGE).await;
+            }
+            ages.change(|held| {
+                if let Some(index) = held.iter().position(|known| *known == taken_at) {
+                    held.swap_remove(index);
+                }
+            });
+        });
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Vec<Instant>)) {
+        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        change(&mut held);
+        let oldest = held.iter().min().map(|taken_at| taken_at.elapsed().as_secs_f64());
+        self.board.update(|report| report.copy_snapshot_seconds = oldest);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_copy_that_failed_is_not_made_again_for_who_has_asked_anew_since() {
+        let place = |destination, oid| Place { destination, oid };
+        let (first, second) = (Beginning::default().next(), Beginning::default().next().next());
+        let asked_by = Beginnings::from([(place(0, 7), first), (place(0, 8), first)]);
+        let last = Beginnings::from([(place(0, 7), second), (place(0, 8), first), (place(1, 9), first)]);
+        let both = BTreeSet::from([0, 1]);
+        let mut again = Wanted::from([(7, both.clone()), (8, BTreeSet::from([0])), (9, both)]);
+        drop_superseded(&mut again, &asked_by, &last);
+        // The one of 7 for 1, and of 9 for 0, are those of the start.
+        let left = [(7, BTreeSet::from([1])), (8, BTreeSet::from([0])), (9, BTreeSet::from([0]))];
+        assert_eq!(again, Wanted::from(left));
+    }
 }

@@ -1,69 +1,88 @@
 //! The rows of a copy, at one destination: a run begins empty, its rows are not sent
 //! twice, and a run that is cut off is lost whole.
 
+use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use tokio::sync::oneshot;
 
 use crate::error::{Error, Result};
 use crate::position::{Lsn, Position};
 use crate::schema::table::TableSchema;
-use crate::store::{TableError, TableRecord, TableState};
+use crate::schema::wire::snapshot_to_wire;
+use crate::status::TableStatus;
+use crate::store::{How, TableError, TableRecord, TableState};
 use crate::wire;
 
-use super::destination::{Copying, Destination, Run, Stop, Table, to_wire_position, to_wire_snapshot};
+use super::apply::applied_now;
+use super::destination::{CopiedRows, CopyBegin, Copying, Destination, Run, Stop, to_wire_position};
 use super::inbox::Held;
-use super::ledger::Entry;
+use super::ledger::{Copied, Entry};
+use super::ranges::upserts;
 use super::sending::{Ended, RESYNC, failure_to_table_error};
 
 impl Destination {
     pub(super) async fn take_copying(&mut self, held: Held<Copying>) -> Result<(), Stop> {
         match held.item {
-            Copying::Begin { schema, run, floor, rows_total, done } => {
-                let begun = self.begin_copy(schema, run, floor, rows_total).await;
+            Copying::Begin { begin, done } => {
+                let begun = self.begin_copy(begin).await;
                 answer(done, begun)
             }
             Copying::Rows { oid, run, rows } => {
-                let bytes = crate::batch::rows_bytes(&rows);
-                let Some(mut entry) = self.copy_entry(oid, &run, rows, bytes) else { return Ok(()) };
-                entry.permits.extend(held.permit);
-                self.submit(entry).await
+                let bytes = crate::batch::rows_weight(&rows.rows);
+                let schema = self.parts.tables.get(&oid).and_then(|table| table.schema.clone());
+                if let Some(Err(error)) = schema.map(|schema| self.fits(&schema, &rows.rows, bytes)) {
+                    return self.fail_table(oid, TableError::from(&error)).await;
+                }
+                let Some(mut entry) = self.copy_entry(oid, run, rows) else { return Ok(()) };
+                entry.bytes = bytes;
+                entry.taken.extend(held.taken);
+                crate::failpoint::reached("copy.rows");
+                self.submit_copy(entry).await
             }
+            Copying::Deletes { oid, run, deletes } => {
+                let bytes = crate::batch::rows_weight(&deletes.deletes);
+                let Some(mut entry) = self.delete_entry(oid, run, deletes) else { return Ok(()) };
+                entry.bytes = bytes;
+                entry.taken.extend(held.taken);
+                self.submit_copy(entry).await
+            }
+            Copying::Range { oid, run, number, ended } => self.mark_range(oid, run, number, ended).await,
             Copying::Finish { oid, run, done } => {
                 let finished = self.finish_copy(oid, &run).await;
                 answer(done, finished)
             }
+            Copying::Failed { oid, error } => self.fail_table(oid, error).await,
         }
     }
 
-    async fn begin_copy(
-        &mut self,
-        schema: Arc<TableSchema>,
-        run: Arc<str>,
-        floor: Lsn,
-        rows_total: Option<u64>,
-    ) -> Result<(), CopyEnded> {
+    async fn begin_copy(&mut self, begin: CopyBegin) -> Result<(), CopyEnded> {
+        let CopyBegin { schema, beginning, run, ranges, floor, rows_total, source_bytes, alive } = begin;
         let oid = schema.oid;
-        let record = TableRecord {
-            destination: self.parts.config.name.clone(),
-            oid,
-            name: schema.name.clone(),
-            state: TableState::DataSync,
-            floor: Some(floor),
-            run: Some(run.to_string()),
-            rows_total,
-            ..TableRecord::default()
-        };
-        let before = self.parts.tables.insert(oid, Table::new(record, Some(schema.clone())));
-        if let Some(before) = before.filter(|before| before.record.name != schema.name) {
-            let name = before.record.name.to_string();
-            self.parts.board.update_destination(&self.parts.config.name, |status| {
-                status.tables.retain(|table| table.table != name);
-            });
+        let name: Arc<str> = ranges.as_ref().map_or_else(|| run.clone(), |copy| copy.run.as_str().into());
+        let goes_on = name != run;
+        // It was given up on since the copy was asked for, and is not spooled any more.
+        if self.parts.tables.get(&oid).is_some_and(|table| table.record.state == TableState::Errored) {
+            return Err(CopyEnded::Error(given_up(&schema)));
         }
-        self.forget_position(oid).await?;
-        self.save_table(oid).await?;
-        self.parts.cursors.add(&self.parts.config.name, oid, None);
+        // What is spooled for it now begins behind this copy's snapshot.
+        if self.parts.tables.get(&oid).is_some_and(|table| beginning < table.beginning) {
+            return Err(CopyEnded::Error(superseded(&schema)));
+        }
+        let by_ranges = ranges.is_some();
+        let copied_bytes = match ranges {
+            Some(_) if goes_on => self.resume_copy(&schema, &name, rows_total).await?,
+            ranges => {
+                self.record_run(&schema, &run, floor, rows_total).await?;
+                self.record_ranges(ranges).await?;
+                0
+            }
+        };
+        self.parts.board.update_table(&self.parts.config.name, &schema.name, |status| {
+            status.show_copy(copied_bytes, source_bytes, Duration::ZERO);
+        });
+        crate::failpoint::reached("copy.recorded");
         let wire = self.wire_table(&schema);
         let tables = [wire.clone()];
         let notices = self.call(async |instance| instance.preflight(&tables).await).await;
@@ -72,13 +91,45 @@ impl Destination {
             self.fail_table(oid, TableError::from(&refused)).await?;
             return Err(CopyEnded::Error(refused));
         }
-        let begun = self.call(async |instance| instance.begin_copy(&wire, &run).await).await;
+        let begun = self.begin_run(&schema, &wire, &name, goes_on).await?;
         self.copy_answer(oid, begun).await?;
+        crate::failpoint::reached("copy.begun");
         if let Some(table) = self.parts.tables.get_mut(&oid) {
             table.wire = Some(wire);
-            table.run = Some(Run { id: run, floor, batches: 0 });
+            table.run = Some(Run {
+                id: run,
+                name,
+                ranges: by_ranges.then(HashMap::new),
+                floor,
+                batches: 0,
+                began: Instant::now(),
+                source_bytes,
+                copied_bytes,
+                _alive: alive,
+            });
         }
         Ok(())
+    }
+
+    /// Nothing that was known of the table holds: it is copied from nothing.
+    async fn record_run(
+        &mut self,
+        schema: &Arc<TableSchema>,
+        run: &str,
+        floor: Lsn,
+        rows_total: u64,
+    ) -> Result<(), Stop> {
+        let record = TableRecord {
+            destination: self.parts.config.name.clone(),
+            oid: schema.oid,
+            name: schema.name.clone(),
+            state: TableState::DataSync,
+            floor: Some(floor),
+            run: Some(run.to_owned()),
+            rows_total: Some(rows_total),
+            ..TableRecord::default()
+        };
+        self.begin_anew(record, Some(schema.clone())).await
     }
 
     /// What a preflight says against a table; the rest is said to the operator.
@@ -91,51 +142,79 @@ impl Destination {
         Some(Error::permanent(against.code.clone(), against.message.clone()).next(RESYNC))
     }
 
-    fn copy_entry(&mut self, oid: u32, id: &Arc<str>, rows: wire::Rows, bytes: usize) -> Option<Entry> {
+    fn copy_entry(&mut self, oid: u32, id: Arc<str>, copied: CopiedRows) -> Option<Entry> {
         let table = self.parts.tables.get_mut(&oid)?;
-        let run = table.run.as_mut().filter(|run| run.id == *id)?;
+        let run = table.run.as_mut().filter(|run| run.id == id)?;
         run.batches += 1;
+        let CopiedRows { rows, source_bytes, range, again } = copied;
         let mut entry = Entry::new();
-        entry.copied = Some((oid, u64::from(rows.count)));
-        entry.bytes = bytes;
-        entry.group.batches.push(wire::Batch {
-            table_id: oid,
-            snapshot: to_wire_snapshot(table.schema.as_ref()?),
-            through: None,
-            content: wire::Content::Copy(wire::CopyRows {
-                run: id.to_string(),
-                batch_id: run.batches.to_string(),
-                as_of: to_wire_position(Position::of_copy(self.parts.epoch, run.floor)),
+        entry.copied = Some(Copied { oid, run: id, range, rows: u64::from(rows.count), source_bytes });
+        let as_of = Position::of_copy(self.parts.epoch, run.floor);
+        let content = match again {
+            true => wire::Content::Merge(upserts(as_of, rows)),
+            false => wire::Content::Copy(wire::CopyRows {
+                run: run.name.to_string(),
+                batch_id: run.next_batch(),
+                as_of: to_wire_position(as_of),
                 rows,
             }),
-        });
+        };
+        let snapshot = snapshot_to_wire(table.schema.as_ref()?.snapshot);
+        entry.group.batches.push(wire::Batch { table_id: oid, snapshot, through: None, content });
         Some(entry)
     }
 
     async fn finish_copy(&mut self, oid: u32, id: &Arc<str>) -> Result<(), CopyEnded> {
         self.flush().await?;
+        crate::failpoint::reached("copy.flushed");
+        // Before the plugin is told: what is not stored as done would be copied again then.
+        self.store_ranges().await?;
         let found = self.parts.tables.get(&oid).and_then(|table| {
             let run = table.run.as_ref().filter(|run| run.id == *id)?;
-            Some((table.wire.clone()?, run.floor))
+            Some((table.wire.clone()?, run.name.clone(), self.floor_of(oid, run)))
         });
-        let Some((wire, floor)) = found else { return Err(CopyEnded::Error(interrupted(oid))) };
+        let Some((wire, run, floor)) = found else { return Err(CopyEnded::Error(self.why_lost(oid))) };
+        let Some(floor) = floor else { return Err(CopyEnded::Error(interrupted(oid))) };
         let as_of = Position::of_copy(self.parts.epoch, floor);
-        let finished = self.call(async |instance| instance.finish_copy(&wire, id, to_wire_position(as_of)).await).await;
+        let finished =
+            self.call(async |instance| instance.finish_copy(&wire, &run, to_wire_position(as_of)).await).await;
         self.copy_answer(oid, finished).await?;
+        crate::failpoint::reached("copy.finished");
         if let Some(table) = self.parts.tables.get_mut(&oid) {
             table.run = None;
             table.attached = false;
             table.sent = Some(as_of);
+            table.record.floor = Some(floor);
             table.record.state = TableState::CatchUp;
             table.record.position = Some(as_of);
             table.record.run = None;
             table.record.applied = table.schema.as_ref().map(|schema| schema.snapshot);
+            table.record.application = Some(applied_now(How::Copied, &self.parts.lane));
         }
         self.save_table(oid).await?;
+        if !self.parts.resumes.is_below(self.place(oid), Some(as_of)) {
+            self.forget_copy(oid).await?;
+        }
+        if let Some(name) = self.parts.tables.get(&oid).map(|table| table.record.name.clone()) {
+            self.parts.board.update_table(&self.parts.config.name, &name, TableStatus::show_copied);
+        }
         self.parts.cursors.add(&self.parts.config.name, oid, Some(as_of));
+        crate::failpoint::reached("copy.caught");
+        // What the copy has is not drained, and so would not be let go of before the next change.
+        self.parts.cursors.release(oid);
         match self.attach_one(oid).await {
             Ok(()) | Err(Ended::Restarted) => Ok(()),
             Err(ended) => self.copy_answer(oid, Err::<(), Ended>(ended)).await,
+        }
+    }
+
+    /// A run that is not there any more: cut off, or ended with the table, which must not
+    /// be copied again by itself.
+    fn why_lost(&self, oid: u32) -> Error {
+        let recorded = self.parts.tables.get(&oid).map(|table| &table.record);
+        match recorded.filter(|record| record.state == TableState::Errored).and_then(|record| record.error.as_ref()) {
+            Some(error) => Error::permanent(error.code.clone(), error.message.clone()).next(RESYNC),
+            None => interrupted(oid),
         }
     }
 
@@ -154,7 +233,7 @@ impl Destination {
     }
 }
 
-enum CopyEnded {
+pub(super) enum CopyEnded {
     Stop,
     Error(Error),
 }
@@ -175,6 +254,15 @@ fn answer(done: oneshot::Sender<Result<()>>, ended: Result<(), CopyEnded>) -> Re
     Ok(())
 }
 
-fn interrupted(oid: u32) -> Error {
+fn given_up(schema: &TableSchema) -> Error {
+    Error::permanent("copy.given-up", format!("table {} stopped before its copy began", schema.name)).next(RESYNC)
+}
+
+fn superseded(schema: &TableSchema) -> Error {
+    let message = format!("table {} was asked for anew before this copy of it began", schema.name);
+    Error::permanent("copy.superseded", message).next("Nothing: the later copy is under way.")
+}
+
+pub(super) fn interrupted(oid: u32) -> Error {
     Error::transient("copy.interrupted", format!("the copy of table {oid} was cut off by a restart of the plugin"))
 }

@@ -26,6 +26,11 @@ impl Cursors {
         self.lock().entry(oid).or_default().insert(destination.to_owned(), position);
     }
 
+    /// How far a destination has a table durably.
+    pub fn position(&self, destination: &str, oid: u32) -> Option<Position> {
+        self.lock().get(&oid)?.get(destination).copied().flatten()
+    }
+
     /// It needs them no more.
     pub fn remove(&self, destination: &str, oid: u32) {
         let empty = {
@@ -59,8 +64,8 @@ impl Cursors {
         }
     }
 
-    /// Lets go of what every destination has.
-    fn release(&self, oid: u32) {
+    /// Lets go of what every destination has; all that want the table have to be known.
+    pub fn release(&self, oid: u32) {
         if self.spool.end(oid).is_none() {
             return;
         }
@@ -79,5 +84,43 @@ impl Cursors {
 
     fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<u32, HashMap<String, Option<Position>>>> {
         self.tables.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::copy::spool::{FrameHead, FrameKind, SpoolOptions};
+    use crate::position::Lsn;
+
+    const TABLE: u32 = 7;
+
+    /// A spool of several files, all but the last of them full of one table's changes.
+    fn filled(directory: &std::path::Path) -> Spool {
+        let options = SpoolOptions { segment_bytes: 2_000, ..SpoolOptions::default() };
+        let spool = Spool::open(directory, options).unwrap();
+        for commit in (100..200).map(Lsn) {
+            let head = FrameHead { table: TABLE, commit, committed_at: 0, xid: 0, row: commit, ordinal: commit.0 };
+            spool.append(head, FrameKind::Relation, b"relation").unwrap();
+            spool.append(head, FrameKind::Change, &[0; 100]).unwrap();
+            spool.commit(commit, commit).unwrap();
+        }
+        assert!(spool.bytes() > 10_000);
+        spool
+    }
+
+    #[test]
+    fn what_a_copy_has_is_given_back_without_another_change_once_all_destinations_have_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let spool = filled(directory.path());
+        let cursors = Cursors::new(spool.clone());
+        cursors.add("near", TABLE, None);
+        cursors.add("far", TABLE, None);
+        cursors.add("near", TABLE, Some(Position::of_copy(0, Lsn(300))));
+        cursors.release(TABLE);
+        assert!(spool.bytes() > 10_000, "the far one has nothing yet");
+        cursors.add("far", TABLE, Some(Position::of_copy(0, Lsn(300))));
+        cursors.release(TABLE);
+        assert!(spool.bytes() < 3_000, "{}", spool.bytes());
     }
 }

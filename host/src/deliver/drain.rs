@@ -1,24 +1,32 @@
 //! Catching up: a table's changes from the spool, until its cursor meets the stream.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use tokio::sync::{mpsc, oneshot};
-use tokio::task::JoinSet;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
+use tokio::task::JoinHandle;
 
 use crate::copy::spool::{Frame, FrameKind, Spool, SpoolReader};
 use crate::error::{Error, Result};
+use crate::memory::{Budget, Taken};
 use crate::position::{Lsn, Position};
 use crate::source::pgoutput::{self, Message, Relation};
 
+use super::copier::Ask;
 use super::destination::Live;
 use super::feed::{Fed, Feed, Transaction, Undecoded};
+use super::floors::{Floors, Left};
 use super::inbox::Sender;
+use super::members::Begin;
+use super::resume::Resumes;
 use super::retry::Backoff;
-use super::router::{Command, DrainAnswer};
+use super::routes::{Command, DrainAnswer, Place};
 use super::versions::Versions;
 
 /// Bytes of frames read at once.
 const READ_BYTES: usize = 1 << 20;
+/// Tables of a destination that are read for at a time: there may be ten thousand.
+const AT_ONCE: usize = 2;
 
 /// Starts drains, and ends them.
 #[derive(Clone)]
@@ -27,46 +35,97 @@ pub(super) struct Drainer {
     spool: Spool,
     versions: Versions,
     commands: mpsc::UnboundedSender<Command>,
-    running: Arc<Mutex<JoinSet<()>>>,
+    asks: mpsc::UnboundedSender<Ask>,
+    resumes: Resumes,
+    running: Arc<Mutex<HashMap<Place, JoinHandle<()>>>>,
+    memory: Budget,
+    /// Of each destination.
+    turns: Arc<Mutex<HashMap<usize, Arc<Semaphore>>>>,
 }
 
 impl Drainer {
-    pub fn new(epoch: u32, spool: Spool, versions: Versions, commands: mpsc::UnboundedSender<Command>) -> Drainer {
-        Drainer { epoch, spool, versions, commands, running: Arc::default() }
+    pub fn new(
+        epoch: u32,
+        spool: Spool,
+        versions: Versions,
+        commands: mpsc::UnboundedSender<Command>,
+        asks: mpsc::UnboundedSender<Ask>,
+        resumes: Resumes,
+        memory: Budget,
+    ) -> Drainer {
+        let (running, turns) = (Arc::default(), Arc::default());
+        Drainer { epoch, spool, versions, commands, asks, resumes, running, memory, turns }
     }
 
     /// Serves a destination's table from the spool: frames with a commit below `floor`
-    /// are in its copy, those at or below `cursor` were sent.
-    pub fn start(&self, destination: usize, live: Sender<Live>, oid: u32, floor: Lsn, cursor: Option<Position>) {
+    /// are in its copy, those at or below `cursor` were sent. The router knows the drain
+    /// by `id`.
+    pub fn start(&self, id: u64, place: Place, live: Sender<Live>, floor: Lsn, cursor: Option<Position>) {
         let drain = Drain {
             parts: self.clone(),
-            destination,
+            id,
+            place,
             live,
-            oid,
             floor,
             cursor,
-            feed: Feed::new(oid, self.epoch, self.versions.history()),
+            floors: self.resumes.floors(place),
+            feed: Feed::new(place.oid, self.epoch, self.versions.history()),
             relation: None,
         };
-        let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
-        // Those that have ended are let go, so that the set holds only what runs.
-        while running.try_join_next().is_some() {}
-        running.spawn(drain.run());
+        let mut running = self.running();
+        // Those that have ended are let go, so that the map holds little but what runs.
+        if running.len() == running.capacity() {
+            running.retain(|_, drain| !drain.is_finished());
+        }
+        running.insert(place, tokio::spawn(drain.run()));
     }
 
-    /// Ends all drains, so that the destinations' queues can end.
-    pub fn stop(&self) {
-        self.running.lock().unwrap_or_else(PoisonError::into_inner).abort_all();
+    /// Ends a table's drain; on return it sends nothing more.
+    pub async fn stop(&self, place: Place) {
+        let drain = self.running().remove(&place);
+        if let Some(drain) = drain {
+            drain.abort();
+            // It was aborted, or had ended: both are what is wanted.
+            let _ = drain.await;
+        }
+    }
+
+    /// Ends all drains; on return they send nothing more.
+    pub async fn stop_all(&self) {
+        let running = std::mem::take(&mut *self.running());
+        for drain in running.values() {
+            drain.abort();
+        }
+        for drain in running.into_values() {
+            let _ = drain.await;
+        }
+    }
+
+    /// Waits until the destination's frames may be read. Not to be held while anything but
+    /// the destination is waited for.
+    async fn turn(&self, destination: usize) -> Option<OwnedSemaphorePermit> {
+        let turns = {
+            let mut turns = self.turns.lock().unwrap_or_else(PoisonError::into_inner);
+            turns.entry(destination).or_insert_with(|| Arc::new(Semaphore::new(AT_ONCE))).clone()
+        };
+        // It is never closed.
+        turns.acquire_owned().await.ok()
+    }
+
+    fn running(&self) -> MutexGuard<'_, HashMap<Place, JoinHandle<()>>> {
+        self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 struct Drain {
     parts: Drainer,
-    destination: usize,
+    id: u64,
+    place: Place,
     live: Sender<Live>,
-    oid: u32,
     floor: Lsn,
     cursor: Option<Position>,
+    /// Until the table is beyond the last of them.
+    floors: Option<Arc<Floors>>,
     feed: Feed,
     relation: Option<Arc<Relation>>,
 }
@@ -74,20 +133,34 @@ struct Drain {
 /// The destination has ended.
 struct Gone;
 
+/// Why a drain stops in the middle.
+enum Broken {
+    Failed(Error),
+    /// Only another copy makes the table right.
+    CopyAgain(&'static str),
+}
+
+impl From<Error> for Broken {
+    fn from(error: Error) -> Broken {
+        Broken::Failed(error)
+    }
+}
+
 impl Drain {
     async fn run(mut self) {
         let mut backoff = Backoff::transient();
         loop {
             match self.drain().await {
                 Ok(()) => return,
-                Err(error) if error.is_transient() => {
-                    tracing::warn!(oid = self.oid, code = error.code(), %error, "draining the spool failed; trying again");
+                Err(Broken::CopyAgain(why)) => return self.copy_again(why),
+                Err(Broken::Failed(error)) if error.is_transient() => {
+                    tracing::warn!(oid = self.place.oid, code = error.code(), %error, "draining the spool failed; trying again");
                     tokio::time::sleep(backoff.pause(None)).await;
-                    self.feed = Feed::new(self.oid, self.parts.epoch, self.parts.versions.history());
+                    self.feed = Feed::new(self.place.oid, self.parts.epoch, self.parts.versions.history());
                 }
-                Err(error) => {
+                Err(Broken::Failed(error)) => {
                     // If the destination has ended there is nobody left to tell.
-                    let _ = self.live.send_now(Live::Failed { oid: self.oid, error: (&error).into() });
+                    let _ = self.live.send_now(Live::Failed { oid: self.place.oid, error: (&error).into() });
                     return;
                 }
             }
@@ -95,33 +168,87 @@ impl Drain {
     }
 
     /// Until the table follows the stream, or nobody wants it any more.
-    async fn drain(&mut self) -> Result<()> {
-        let mut reader = Some(self.parts.spool.reader(self.oid, self.after()));
+    async fn drain(&mut self) -> Result<(), Broken> {
+        let mut reader = Some(self.parts.spool.reader(self.place.oid, self.after()));
+        let mut passed = false;
+        crate::failpoint::reached("drain.begun");
         loop {
+            let turn = self.parts.turn(self.place.destination).await;
             let (frames, reached) = read(&mut reader).await?;
+            if let Some(bytes) = reader.as_ref().and_then(SpoolReader::large) {
+                match self.take_large(&mut reader, bytes).await? {
+                    Ok(()) => continue,
+                    Err(Gone) => return Ok(()),
+                }
+            }
             if frames.is_empty() {
+                drop(turn);
+                if let Some(floors) = self.floors.clone() {
+                    if !passed {
+                        // What is below the last floor may not be spooled yet.
+                        passed = self.stream_passes(floors.most).await;
+                        if !passed {
+                            return Ok(());
+                        }
+                    } else if self.pass(&floors).await.is_err() {
+                        return Ok(());
+                    }
+                    continue;
+                }
                 match self.ask(reached).await {
                     DrainAnswer::More => continue,
                     DrainAnswer::Live | DrainAnswer::Gone => return Ok(()),
                 }
             }
+            crate::failpoint::reached("drain.read");
             for frame in &frames {
+                if self.pass_before(frame).await.is_err() {
+                    return Ok(());
+                }
                 self.take(frame).await?;
             }
-            if self.send().await.is_err() {
+            drop(frames);
+            if self.send(None).await.is_err() {
                 return Ok(());
             }
+            crate::failpoint::reached("drain.sent");
         }
+    }
+
+    /// The last floor is passed before the first change beyond it.
+    async fn pass_before(&mut self, frame: &Frame) -> Result<(), Gone> {
+        let beyond = |floors: &&Arc<Floors>| frame.kind != FrameKind::Relation && frame.head.commit >= floors.most;
+        match self.floors.as_ref().filter(beyond).cloned() {
+            Some(floors) => self.pass(&floors).await,
+            None => Ok(()),
+        }
+    }
+
+    /// A row that is large: room for it first, so that it waits for nobody once it is read.
+    async fn take_large(&mut self, reader: &mut Option<SpoolReader>, bytes: usize) -> Result<Result<(), Gone>, Broken> {
+        let Ok(taken) = self.live.room(bytes).await else { return Ok(Err(Gone)) };
+        let making = self.parts.memory.making().await;
+        if let Some(reader) = reader {
+            reader.make_room();
+        }
+        let (frames, _) = read(reader).await?;
+        for frame in &frames {
+            if self.pass_before(frame).await.is_err() {
+                return Ok(Err(Gone));
+            }
+            self.take(frame).await?;
+        }
+        drop((frames, making));
+        Ok(self.send(Some(taken)).await)
     }
 
     /// Frames at or below this are not wanted.
     fn after(&self) -> Option<(Lsn, u64)> {
-        let below_floor = (self.floor > Lsn::ZERO).then(|| (Lsn(self.floor.0 - 1), u64::MAX));
         let cursor = self.cursor.map(|cursor| (cursor.commit, cursor.ordinal));
-        below_floor.max(cursor)
+        before(self.floor).max(cursor)
     }
 
-    async fn take(&mut self, frame: &Frame) -> Result<()> {
+    async fn take(&mut self, frame: &Frame) -> Result<(), Broken> {
         let head = frame.head;
         let transaction = Transaction { commit: head.commit, committed_at: head.committed_at, xid: head.xid };
         match frame.kind {
@@ -137,21 +264,33 @@ impl Drain {
                 self.feed.schema(transaction, head.row);
                 Ok(())
             }
-            FrameKind::Change => self.change(transaction, frame).await,
+            FrameKind::Change => {
+                let message = pgoutput::decode(&frame.body)?;
+                let left = match (&self.floors, &self.relation) {
+                    (Some(floors), Some(relation)) => floors.left(frame.head.commit, relation, &message)?,
+                    _ => Left::All,
+                };
+                match left {
+                    Left::All => Ok(self.change(transaction, frame, &message).await?),
+                    Left::Instead(message) => Ok(self.change(transaction, frame, &message).await?),
+                    Left::Nothing => Ok(()),
+                    Left::Unknown(why) => Err(Broken::CopyAgain(why)),
+                }
+            }
         }
     }
 
     /// Decodes a change. A relation that nobody knows is looked up in the catalog, once:
     /// the whole transaction is at hand here.
-    async fn change(&mut self, transaction: Transaction, frame: &Frame) -> Result<()> {
+    async fn change(&mut self, transaction: Transaction, frame: &Frame, message: &Message) -> Result<()> {
         let head = frame.head;
         for asked in [false, true] {
-            match self.feed.raw_change(transaction, head.row, head.ordinal, &frame.body) {
+            match self.feed.change(transaction, head.row, head.ordinal, message) {
                 Ok(()) => return Ok(()),
                 Err(Undecoded::Failed(error)) => return Err(error),
                 Err(Undecoded::UnknownRelation) if !asked => {
                     let relation = self.relation.clone().ok_or_else(|| self.no_relation(head.commit))?;
-                    self.parts.versions.resolve(&relation, head.commit, head.row).await?;
+                    self.parts.versions.resolve(&relation, transaction, head.row).await?;
                     self.feed.schema(transaction, head.row);
                 }
                 Err(Undecoded::UnknownRelation) => break,
@@ -163,18 +302,22 @@ impl Drain {
     fn no_relation(&self, commit: Lsn) -> Error {
         Error::permanent(
             "schema.unknown-relation",
-            format!("table {}: no version of its schema fits the rows of the transaction at {commit}", self.oid),
+            format!("table {}: no version of its schema fits the rows of the transaction at {commit}", self.place.oid),
         )
     }
 
-    async fn send(&mut self) -> Result<(), Gone> {
+    /// `room`: what was taken for the batch.
+    async fn send(&mut self, mut room: Option<Taken>) -> Result<(), Gone> {
         let fed: Vec<Fed> = self.feed.take().collect();
         for fed in fed {
             match fed {
                 Fed::Batch(batch) => {
                     let last = batch.last();
                     let bytes = batch.bytes;
-                    self.live.send(Live::Batch(batch), bytes).await.map_err(|_| Gone)?;
+                    match room.take() {
+                        Some(taken) => self.live.send_taken(Live::Batch(batch), taken).map_err(|_| Gone)?,
+                        None => self.live.send(Live::Batch(batch), bytes).await.map_err(|_| Gone)?,
+                    }
                     self.cursor = self.cursor.max(Some(last));
                 }
                 Fed::Truncate { schema, truncation } => {
@@ -187,10 +330,51 @@ impl Drain {
         Ok(())
     }
 
+    /// Everything below the last floor was sent: the table is there, even if nothing of it
+    /// was left to send, and nothing below is ever sent again.
+    async fn pass(&mut self, floors: &Floors) -> Result<(), Gone> {
+        self.send(None).await?;
+        let position = Position::of_copy(self.parts.epoch, floors.most);
+        self.live.send(Live::Passed { oid: self.place.oid, position }, 0).await.map_err(|_| Gone)?;
+        crate::failpoint::reached("drain.passed");
+        self.cursor = self.cursor.max(Some(position));
+        self.floors = None;
+        Ok(())
+    }
+
+    /// Waits until the stream has passed `at`. False: it never will.
+    async fn stream_passes(&self, at: Lsn) -> bool {
+        let mut backoff = Backoff::transient();
+        loop {
+            let (answer, answered) = oneshot::channel();
+            if self.parts.commands.send(Command::Reached { at, answer }).is_err() {
+                return false;
+            }
+            match answered.await {
+                Ok(Some(_)) => return true,
+                Ok(None) => tokio::time::sleep(backoff.pause(None)).await,
+                Err(_) => return false,
+            }
+        }
+    }
+
+    /// The table begins anew at its destination: by itself, for this drain ends with it.
+    fn copy_again(self, why: &str) {
+        let Some(name) = self.relation.as_ref().map(|relation| relation.name.clone()) else { return };
+        tracing::warn!(table = %name, oid = self.place.oid, "the table is copied again: {why}");
+        let begin = Begin {
+            place: self.place,
+            name,
+            live: self.live.clone(),
+            commands: self.parts.commands.clone(),
+            asks: self.parts.asks.clone(),
+        };
+        tokio::spawn(begin.run());
+    }
+
     async fn ask(&self, reached: Option<(Lsn, u64)>) -> DrainAnswer {
         let (answer, answered) = oneshot::channel();
-        let command =
-            Command::DrainEnd { destination: self.destination, oid: self.oid, floor: self.floor, reached, answer };
+        let command = Command::DrainEnd { drain: self.id, place: self.place, floor: self.floor, reached, answer };
         match self.parts.commands.send(command) {
             Ok(()) => answered.await.unwrap_or(DrainAnswer::Gone),
             Err(_) => DrainAnswer::Gone,
@@ -198,8 +382,13 @@ impl Drain {
     }
 }
 
+/// The place in the spool behind every commit below `at`; none if there cannot be one.
+pub(super) fn before(at: Lsn) -> Option<(Lsn, u64)> {
+    Some((Lsn(at.0.checked_sub(1)?), u64::MAX))
+}
+
 /// Reads off the runtime's threads: the spool is files. Returns also how far it got.
-async fn read(reader: &mut Option<SpoolReader>) -> Result<(Vec<Frame>, Option<(Lsn, u64)>)> {
+pub(super) async fn read(reader: &mut Option<SpoolReader>) -> Result<(Vec<Frame>, Option<(Lsn, u64)>)> {
     let cut_short = || Error::transient("spool.read", "reading the spool was cut short");
     let mut taken = reader.take().ok_or_else(cut_short)?;
     let (taken, frames) = tokio::task::spawn_blocking(move || {

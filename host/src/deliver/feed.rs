@@ -1,19 +1,57 @@
 //! One table's changes, decoded into batches: from the stream while the table is live,
 //! from the spool while it catches up. Both ways give the same batches.
 
-use std::sync::{Arc, RwLock};
-
-use bytes::Bytes;
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::batch::{ChangeBatch, ChangeBuilder, RelationMap, RowPosition};
 use crate::error::{Error, Result};
+use crate::memory;
 use crate::position::{Lsn, Position};
-use crate::schema::history::{History, RelationColumn};
-use crate::schema::table::TableSchema;
+use crate::schema::history::{History, RelationColumn, looks_like};
+use crate::schema::table::{ReplicaIdentity, TableSchema};
 use crate::source::pgoutput::{Message, Relation};
 
 /// The history of all tables, shared by whoever decodes.
-pub(super) type SharedHistory = Arc<RwLock<History>>;
+#[derive(Clone)]
+pub(super) struct SharedHistory(Arc<RwLock<History>>);
+
+impl SharedHistory {
+    pub fn new(history: History) -> SharedHistory {
+        SharedHistory(Arc::new(RwLock::new(history)))
+    }
+
+    /// For look-ups. A panic elsewhere leaves whole versions only, so that what is there
+    /// can be read all the same.
+    pub fn read(&self) -> RwLockReadGuard<'_, History> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// For appending.
+    pub fn write(&self) -> RwLockWriteGuard<'_, History> {
+        self.0.write().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A relation's columns, as versions are compared with them.
+pub(super) fn relation_columns(relation: &Relation) -> Vec<RelationColumn<'_>> {
+    let columns = relation.columns.iter();
+    columns.map(|column| RelationColumn { name: &column.name, type_oid: column.type_oid }).collect()
+}
+
+/// Whether a relation tells nothing that differs from a version: columns, name and replica
+/// identity.
+pub(super) fn is_told_by(version: &TableSchema, relation: &Relation) -> bool {
+    let identity = match version.replica_identity {
+        ReplicaIdentity::Default => b'd',
+        ReplicaIdentity::Nothing => b'n',
+        ReplicaIdentity::Full => b'f',
+        ReplicaIdentity::Index => b'i',
+    };
+    looks_like(version, &relation_columns(relation))
+        && version.name == relation.name
+        && identity == relation.identity
+        && version.columns.iter().zip(&relation.columns).all(|(column, told)| column.identity == told.key)
+}
 
 /// The transaction a row belongs to.
 #[derive(Clone, Copy, Debug)]
@@ -38,7 +76,7 @@ pub(super) struct Truncation {
 }
 
 /// What a feed yields, in source order.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) enum Fed {
     /// Changes of one schema.
     Batch(Arc<ChangeBatch>),
@@ -136,6 +174,11 @@ impl Feed {
         let (Some(map), Some(builder)) = (&self.map, &mut self.builder) else {
             return Err(Undecoded::UnknownRelation);
         };
+        if let Message::Oversized { bytes, limit, beginning, .. } = message {
+            let schema = builder.schema();
+            let error = memory::too_large(&schema.name, map.key_of(schema, beginning).as_deref(), *bytes, *limit);
+            return Err(Undecoded::Failed(error));
+        }
         match message {
             Message::Insert { new, .. } => builder.insert(map, new, at)?,
             Message::Update { old, new, .. } => builder.update(map, old.as_ref(), new, at)?,
@@ -145,16 +188,9 @@ impl Feed {
         Ok(())
     }
 
-    /// Decodes a change from its raw bytes, as the spool keeps it.
-    pub fn raw_change(
-        &mut self,
-        transaction: Transaction,
-        row: Lsn,
-        ordinal: u64,
-        body: &Bytes,
-    ) -> Result<(), Undecoded> {
-        let message = crate::source::pgoutput::decode(body)?;
-        self.change(transaction, row, ordinal, &message)
+    /// Bytes that the open batch has taken for more rows than it has.
+    pub fn reserved(&self) -> usize {
+        self.builder.as_ref().map_or(0, ChangeBuilder::reserved)
     }
 
     /// Closes the open batch and takes what was fed so far.
@@ -175,7 +211,7 @@ impl Feed {
     }
 
     fn look_up(&self, commit: Lsn, row: Lsn) -> Option<Arc<TableSchema>> {
-        self.history.read().unwrap_or_else(|poisoned| poisoned.into_inner()).in_force(self.oid, commit, row)
+        self.history.read().in_force(self.oid, commit, row)
     }
 
     fn enter(&mut self, schema: Arc<TableSchema>) {
@@ -212,17 +248,8 @@ impl Feed {
         let (Some(relation), Some(schema)) = (&self.relation, &self.schema) else {
             return Err(Undecoded::UnknownRelation);
         };
-        let columns: Vec<RelationColumn<'_>> = relation
-            .columns
-            .iter()
-            .map(|column| RelationColumn { name: &column.name, type_oid: column.type_oid })
-            .collect();
-        let alike = self
-            .history
-            .read()
-            .unwrap_or_else(|poisoned| poisoned.into_inner())
-            .matching(self.oid, &columns, schema.snapshot)
-            .ok_or(Undecoded::UnknownRelation)?;
+        let fits = |version: &TableSchema| is_told_by(version, relation);
+        let alike = self.history.read().matching(self.oid, schema.snapshot, fits).ok_or(Undecoded::UnknownRelation)?;
         let ordinals = alike.columns.iter().map(|column| Some(column.ordinal)).collect();
         self.map = Some(RelationMap::new(ordinals, schema));
         Ok(())

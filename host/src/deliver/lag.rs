@@ -5,8 +5,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use crate::memory::Budget;
 use crate::position::Lsn;
-use crate::status::StatusBoard;
+use crate::schema::table::TableName;
+use crate::status::{MemoryStatus, SpoolStatus, StatusBoard};
+use crate::store::TableState;
 
 use super::checkpoint::Confirmed;
 
@@ -46,6 +49,23 @@ impl LagMeter {
             });
         }
         commits.push_back((end, committed_at));
+    }
+
+    /// Tells `status` that a table is served from the spool, before the destination, which
+    /// may be away, says so itself.
+    pub fn catching_up(&self, destination: &str, table: &TableName) {
+        self.board.update_table(destination, table, |status| status.state = TableState::CatchUp);
+    }
+
+    /// Tells `status` of the spool.
+    pub fn spool(&self, spool: SpoolStatus) {
+        self.board.update(|report| report.spool = Some(spool));
+    }
+
+    /// Tells `status` of the memory.
+    pub fn memory(&self, memory: &Budget) {
+        let memory = MemoryStatus { used_bytes: memory.used() as u64, limit_bytes: memory.total() as u64 };
+        self.board.update(|report| report.memory = Some(memory));
     }
 
     /// Tells `status`.

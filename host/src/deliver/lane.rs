@@ -68,7 +68,17 @@ impl Lane {
 
     /// Whether the plugin says it can do this.
     pub fn can(&self, capability: &str) -> bool {
-        self.plugin.manifest.capabilities.iter().any(|known| known == capability)
+        self.plugin.can(capability)
+    }
+
+    /// The instance's number, or the last one's.
+    pub fn generation(&self) -> u64 {
+        self.session.generation
+    }
+
+    /// What an instance may have in linear memory.
+    pub fn memory_bytes(&self) -> usize {
+        self.options.limits.memory_bytes
     }
 
     /// See [`Pace`].

@@ -1,18 +1,22 @@
 //! Everything that has to be true before anything starts.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::identity::{Identity, Known, changed};
+use super::publication::Publication;
 use crate::config::{Config, DestinationConfig, Mode};
 use crate::error::{Error, Exit, Result};
 use crate::plugin::{Directory, EngineOptions, Plugin, PluginEngine, SettingsSchema};
 use crate::position::{Lsn, SnapshotId};
 use crate::schema::table::{Origin, ReplicaIdentity, TableSchema};
-use crate::source::catalog::{PublishedTable, SourceFacts, check_source, published_tables, table_schema};
+use crate::source::catalog::{PublishedTable, SourceFacts, check_source, published_tables, table_schemas};
 use crate::source::config::SourceConfig;
+use crate::source::members::{Members, members};
 use crate::source::replication::{CreatedSlot, ReplicationConnection, SlotKind};
-use crate::source::session::{Session, connect};
+use crate::source::session::connect;
 use crate::store::{Loaded, SlotRecord, SourceRecord, Store};
 
 /// How long the slot may wait for transactions that are open at the source.
@@ -21,23 +25,29 @@ const SLOT_TIMEOUT: Duration = Duration::from_secs(60);
 /// Loads every destination's plugin, and checks its settings, mode and grants.
 ///
 /// Errors: `plugin.*`, each naming the destination (exit code 2).
-pub async fn load_plugins(config: &Config) -> Result<Vec<Arc<Plugin>>> {
-    let engine = PluginEngine::new(EngineOptions::default())?;
+pub(super) async fn load_plugins(config: &Config) -> Result<(PluginEngine, Vec<Arc<Plugin>>)> {
+    let engine = PluginEngine::new(EngineOptions::from(config.pipeline.engine.clone()))?;
     let mut plugins = Vec::new();
     for destination in &config.destinations {
-        let plugin = load_plugin(config, destination, &engine)
-            .await
-            .map_err(|error| error.context(format_args!("destination `{}`", destination.name)).exit(Exit::Usage))?;
-        plugins.push(plugin);
+        plugins.push(load_plugin(&config.pipeline.plugins, destination, &engine).await?);
     }
-    Ok(plugins)
+    Ok((engine, plugins))
 }
 
-async fn load_plugin(config: &Config, destination: &DestinationConfig, engine: &PluginEngine) -> Result<Arc<Plugin>> {
-    let file = Directory::find(&config.pipeline.plugins, &destination.plugin)?;
-    let plugin = engine.load(&file).await?;
-    check_plugin(destination, &plugin)?;
-    Ok(plugin)
+/// One of [`load_plugins`].
+pub(super) async fn load_plugin(
+    directory: &Path,
+    destination: &DestinationConfig,
+    engine: &PluginEngine,
+) -> Result<Arc<Plugin>> {
+    let load = async {
+        let file = Directory::find(directory, &destination.plugin)?;
+        let plugin = engine.load(&file).await?;
+        check_plugin(destination, &plugin)?;
+        Ok(plugin)
+    };
+    let loaded: Result<Arc<Plugin>> = load.await;
+    loaded.map_err(|error| error.context(format_args!("destination `{}`", destination.name)).exit(Exit::Usage))
 }
 
 /// Whether the configuration fits the plugin: settings, mode, grants.
@@ -45,7 +55,7 @@ pub fn check_plugin(destination: &DestinationConfig, plugin: &Plugin) -> Result<
     let manifest = &plugin.manifest;
     SettingsSchema::new(&plugin.name, &manifest.settings_schema)?.check("its settings", &destination.settings)?;
     let mode = destination.mode.as_str();
-    if !manifest.capabilities.iter().any(|known| known == mode) {
+    if !plugin.can(mode) {
         return Err(Error::usage(
             "plugin.mode",
             format!("plugin `{}` does not support `mode = \"{mode}\"`", plugin.name),
@@ -112,6 +122,8 @@ pub struct Source {
     pub facts: SourceFacts,
     /// The published tables.
     pub tables: Vec<SourceTable>,
+    /// What makes them members of the publication.
+    pub members: Members,
     /// Proves DDL messages; none without the trigger.
     pub key: Option<Vec<u8>>,
 }
@@ -121,17 +133,20 @@ pub async fn look_at_source(source: &SourceConfig) -> Result<Source> {
     let session = connect(source).await?;
     let facts = check_source(&session, source).await?;
     let key = crate::source::trigger::secret_key(&session).await?;
-    let mut tables = Vec::new();
-    for table in published_tables(&session, &source.publication).await? {
-        if let Some(schema) = schema_now(&session, source, table.oid).await? {
-            tables.push(SourceTable { table, schema });
-        }
-    }
-    Ok(Source { facts, tables, key })
-}
-
-async fn schema_now(session: &Session, source: &SourceConfig, oid: u32) -> Result<Option<TableSchema>> {
-    table_schema(&**session, oid, &source.publication, SnapshotId::default(), Origin::Catalog).await
+    // Before their schemas: what changes meanwhile is seen at the next look.
+    let members = members(&session, &source.publication).await?;
+    let published = published_tables(&session, &source.publication).await?;
+    let mut schemas = table_schemas(
+        &*session as &tokio_postgres::Client,
+        &published,
+        &source.publication,
+        SnapshotId::default(),
+        Origin::Catalog,
+    )
+    .await?;
+    let with_schema = |table: PublishedTable| Some(SourceTable { schema: schemas.remove(&table.oid)?, table });
+    let tables = published.into_iter().filter_map(with_schema).collect();
+    Ok(Source { facts, tables, members, key })
 }
 
 /// Whether a destination can take its tables at all.
@@ -151,7 +166,14 @@ pub fn check_tables(destination: &DestinationConfig, plugin: &Plugin, source: &S
         )
         .next("Add tables to the publication, or mend `tables` of the destination."));
     }
-    check_targets(destination, &taken)?;
+    check_some(destination, plugin, &taken)
+}
+
+/// Whether a destination can take these tables beside each other.
+///
+/// Errors: `table.same-target`, `table.no-key`, `table.partial-rows` (exit code 3).
+pub(super) fn check_some(destination: &DestinationConfig, plugin: &Plugin, taken: &[&TableSchema]) -> Result<()> {
+    check_targets(destination, taken)?;
     if destination.mode != Mode::Merge {
         return Ok(());
     }
@@ -163,7 +185,7 @@ pub fn check_tables(destination: &DestinationConfig, plugin: &Plugin, source: &S
         )
         .next("Give each a primary key or REPLICA IDENTITY USING INDEX, leave it out with `\"!schema.table\"` in `tables`, or use `mode = \"changes\"`."));
     }
-    if !plugin.manifest.capabilities.iter().any(|known| known == "partial-rows") {
+    if !plugin.can("partial-rows") {
         let partial = names(taken.iter().filter(|schema| schema.replica_identity != ReplicaIdentity::Full));
         if !partial.is_empty() {
             return Err(Error::no(
@@ -203,13 +225,15 @@ fn names<'a>(schemas: impl Iterator<Item = &'a &'a TableSchema>) -> String {
     if more > 0 { format!("{list} and {more} more") } else { list }
 }
 
-/// Makes sure that the slot is there and is the one the state knows (P8).
+/// Makes sure that the slot is there and is the one the state knows (P8). Returns what is
+/// to be recorded of the source from here on, which is stored only if the slot was made,
+/// and what became of the publication.
 pub(super) async fn ensure_slot(
     config: &Config,
     store: &Store,
     loaded: &Loaded,
     facts: &SourceFacts,
-) -> Result<SourceRecord> {
+) -> Result<(SourceRecord, Publication)> {
     let mut connection = ReplicationConnection::connect(&config.source).await?;
     let system = connection.identify_system().await?;
     let mut record = SourceRecord {
@@ -224,11 +248,16 @@ pub(super) async fn ensure_slot(
     };
     let intended = match &loaded.source {
         Some(known) => {
-            check_identity(known, &record)?;
+            let publication = check_identity(known, &record)?;
             record.epoch = known.epoch;
+            // Copies and checkpoints say what was taken from the server before it.
+            let identity = Identity { known: Known::new(known.clone()), store: store.clone() };
+            let promoted = identity.check(&mut connection, Lsn::ZERO).await?;
             if let SlotRecord::Created { .. } = known.slot_state {
                 check_slot(config, loaded, facts)?;
-                return Ok(known.clone());
+                let mut record = SourceRecord { timeline: promoted.unwrap_or(known.timeline), ..known.clone() };
+                record.publication_oid = facts.publication_oid;
+                return Ok((record, publication));
             }
             true
         }
@@ -242,33 +271,27 @@ pub(super) async fn ensure_slot(
         connection.drop_slot(&config.source.slot).await?;
     }
     store.save_source(record.clone()).await?;
+    crate::failpoint::reached("slot.intended");
     let CreatedSlot { consistent_point, .. } =
         connection.create_slot(&config.source.slot, SlotKind::Permanent, SLOT_TIMEOUT).await?;
+    crate::failpoint::reached("slot.created");
     record.slot_state = SlotRecord::Created { at: consistent_point };
     store.save_source(record.clone()).await?;
+    crate::failpoint::reached("slot.recorded");
     tracing::info!(slot = %record.slot, at = %consistent_point, "created the replication slot");
-    Ok(record)
+    Ok((record, Publication::Same))
 }
 
-/// LSNs of another system or timeline mean another history.
-fn check_identity(known: &SourceRecord, found: &SourceRecord) -> Result<()> {
-    let pairs: BTreeMap<&str, (String, String)> = BTreeMap::from([
-        ("system identifier", (known.system.clone(), found.system.clone())),
-        ("timeline", (known.timeline.to_string(), found.timeline.to_string())),
-        ("slot", (known.slot.clone(), found.slot.clone())),
-        ("publication", (known.publication.clone(), found.publication.clone())),
-        ("publication's oid", (known.publication_oid.to_string(), found.publication_oid.to_string())),
-    ]);
-    for (what, (stored, now)) in pairs {
+/// LSNs of another system mean another history; for its timeline see [`Identity`].
+fn check_identity(known: &SourceRecord, found: &SourceRecord) -> Result<Publication> {
+    for (what, stored, now) in [("system identifier", &known.system, &found.system), ("slot", &known.slot, &found.slot)]
+    {
         if stored != now {
-            return Err(Error::no(
-                "source.changed",
-                format!("the source is not the one this state belongs to: its {what} was {stored} and is {now}"),
-            )
-            .next("Point `source.url` at the old source, or begin with a new state directory, which copies everything again."));
+            return Err(changed(what, stored, now));
         }
     }
-    Ok(())
+    let shown = |record: &SourceRecord| format!("{} (oid {})", record.publication, record.publication_oid);
+    Publication::of(known, found).ok_or_else(|| changed("publication", &shown(known), &shown(found)))
 }
 
 /// Whether the slot is the one the state knows (P8). `facts` have to be older than the
@@ -276,7 +299,7 @@ fn check_identity(known: &SourceRecord, found: &SourceRecord) -> Result<()> {
 ///
 /// Errors: `slot.exists`, `slot.missing`, `slot.ahead` (exit code 3); `state.*`.
 pub fn check_state(config: &Config, facts: &SourceFacts) -> Result<()> {
-    let loaded = match Store::open_read_only(&config.pipeline.state) {
+    let loaded = match config.pipeline.read_store() {
         Ok(store) => store.load()?,
         Err(error) if error.code() == "state.missing" => Loaded::default(),
         Err(error) => return Err(error),
@@ -290,7 +313,7 @@ pub fn check_state(config: &Config, facts: &SourceFacts) -> Result<()> {
 
 fn check_slot(config: &Config, loaded: &Loaded, facts: &SourceFacts) -> Result<()> {
     let slot = &config.source.slot;
-    let again = "Changes may be lost. Begin with a new state directory, which copies everything again.";
+    let again = "Changes may be lost. Begin with a new state directory, and without the schema that `store` may have, which copies everything again.";
     let Some(found) = &facts.slot else {
         return Err(Error::no(
             "slot.missing",
@@ -319,6 +342,6 @@ fn check_slot(config: &Config, loaded: &Loaded, facts: &SourceFacts) -> Result<(
 
 fn foreign_slot(config: &Config) -> Error {
     let slot = &config.source.slot;
-    Error::no("slot.exists", format!("a replication slot `{slot}` exists, and the state directory {} does not know it", config.pipeline.state.display()))
-        .next(format!("If no other Tidegate uses it, run SELECT pg_drop_replication_slot('{slot}'); else choose another `pipeline.name`, or the state directory that belongs to it."))
+    Error::no("slot.exists", format!("a replication slot `{slot}` exists, and {} does not know it", config.pipeline.state_place()))
+        .next(format!("If no other Tidegate uses it, run SELECT pg_drop_replication_slot('{slot}'); else choose another `pipeline.name`, or the state that belongs to it."))
 }

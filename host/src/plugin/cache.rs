@@ -16,7 +16,7 @@ use sha2::{Digest as _, Sha256};
 use super::bindings::wire::Manifest;
 use crate::error::{Error, Result};
 
-const MAGIC: &[u8; 16] = b"tidegate-code-1\n";
+const MAGIC: &[u8; 16] = b"tidegate-code-2\n";
 /// A Python guest's code has 60 MB.
 const MOST_BYTES: u64 = 1 << 30;
 /// Files kept; the one not used for the longest time goes first.

@@ -17,6 +17,7 @@ use super::bindings::{v0_1, wire};
 use super::cache::{Cache, Compiled};
 use super::host_calls::MemoryState;
 use super::instance::{InstanceOptions, State};
+use super::limits::EngineLimits;
 use super::permissions::Grants;
 use super::{build, component, text, wasi};
 use crate::error::{Error, Result};
@@ -26,11 +27,8 @@ use crate::error::{Error, Result};
 pub struct EngineOptions {
     /// Directory of compiled code, made with mode 0700.
     pub cache: PathBuf,
-    /// Bytes of a component. Default 256 MiB: a Python guest with its libraries has 20.
-    pub component_bytes: u64,
-    /// Bytes of the stack that compiled code uses. Default 1 MiB: what a native thread's
-    /// recursion may need twice; deeper is a runaway.
-    pub stack_bytes: usize,
+    /// What all plugins have to keep to.
+    pub limits: EngineLimits,
     /// How often a running guest gives way to others on its thread. Default 10 ms: a
     /// fraction of the delay that a reader of the log may have.
     pub tick: Duration,
@@ -39,12 +37,7 @@ pub struct EngineOptions {
 impl EngineOptions {
     /// Defaults, with compiled code in `cache`.
     pub fn new(cache: impl Into<PathBuf>) -> EngineOptions {
-        EngineOptions {
-            cache: cache.into(),
-            component_bytes: 256 << 20,
-            stack_bytes: 1 << 20,
-            tick: Duration::from_millis(10),
-        }
+        EngineOptions { cache: cache.into(), limits: EngineLimits::default(), tick: Duration::from_millis(10) }
     }
 }
 
@@ -55,12 +48,20 @@ impl Default for EngineOptions {
     }
 }
 
+impl From<EngineLimits> for EngineOptions {
+    /// The cache in the user's cache directory.
+    fn from(limits: EngineLimits) -> EngineOptions {
+        EngineOptions { limits, ..EngineOptions::default() }
+    }
+}
+
 /// Compiles, links and loads plugins. Cheap to clone; one for the process is enough.
 #[derive(Clone)]
 pub struct PluginEngine(Arc<Inner>);
 
 struct Inner {
     engine: Engine,
+    compilers: rayon::ThreadPool,
     linker: Linker<State>,
     cache: Cache,
     options: EngineOptions,
@@ -90,11 +91,18 @@ pub struct Plugin {
     pub sha256: String,
     /// What it says about itself.
     pub manifest: wire::Manifest,
+    /// Its code was made for this load, and not taken from the cache.
+    pub compiled: bool,
     engine: Engine,
     pre: v0_1::DestinationPre<State>,
 }
 
 impl Plugin {
+    /// Whether it says that it can do this.
+    pub fn can(&self, capability: &str) -> bool {
+        self.manifest.capabilities.iter().any(|known| known == capability)
+    }
+
     pub(super) fn engine(&self) -> &Engine {
         &self.engine
     }
@@ -112,12 +120,14 @@ impl PluginEngine {
             |e: wasmtime::Error| Error::permanent("plugin.engine", format!("the plugin engine cannot start: {e:#}"));
         let cache = Cache::open(&options.cache)?;
         let engine = Engine::new(&config(&options)).map_err(failed)?;
+        let compilers = compilers()?;
         let mut linker = Linker::new(&engine);
         wasi::link(&mut linker).map_err(failed)?;
         v0_1::Destination::add_to_linker::<_, HasSelf<_>>(&mut linker, |state| state).map_err(failed)?;
         start_ticker(&engine, options.tick)?;
         Ok(PluginEngine(Arc::new(Inner {
             engine,
+            compilers,
             linker,
             cache,
             options,
@@ -134,16 +144,20 @@ impl PluginEngine {
     /// # Errors
     /// `plugin.file`, `plugin.too-large`; those of the file's outside (`plugin.damaged`,
     /// `plugin.not-a-component`, `plugin.missing-export`, `plugin.version`,
-    /// `plugin.extra-import`); `plugin.incompatible` where a function has another type;
+    /// `plugin.extra-import`); `plugin.compile-time`; `plugin.incompatible` where a
+    /// function has another type;
     /// `plugin.describe` where it cannot say what it is. Each names the file.
     pub async fn load(&self, file: &Path) -> Result<Arc<Plugin>> {
         let _one_at_a_time = self.0.loading.lock().await;
         let this = self.clone();
         let path = file.to_owned();
-        let prepared = blocking(move || this.prepare(&path)).await?;
-        let Prepared { sha256, key, component, manifest } = match prepared {
+        let Prepared { sha256, key, component, manifest } = match blocking(move || this.prepare(&path)).await? {
             Loaded::Known(plugin) => return Ok(plugin),
-            Loaded::New(prepared) => prepared,
+            Loaded::Cached(prepared) => prepared,
+            Loaded::New { sha256, key, bytes } => {
+                let component = self.compile(file, bytes).await?;
+                Prepared { sha256, key, component, manifest: None }
+            }
         };
         let pre = self.0.linker.instantiate_pre(&component).and_then(v0_1::DestinationPre::new).map_err(|e| {
             Error::no(
@@ -159,11 +173,12 @@ impl PluginEngine {
             file: file.to_owned(),
             sha256,
             manifest: manifest.unwrap_or_else(not_asked_yet),
+            compiled: !is_cached,
             engine: self.0.engine.clone(),
             pre,
         };
         if !is_cached {
-            plugin = describe(plugin).await?;
+            plugin = on_own_thread(describe(plugin)).await?;
             let this = self.clone();
             let manifest = plugin.manifest.clone();
             blocking(move || {
@@ -182,13 +197,19 @@ impl PluginEngine {
         Ok(plugin)
     }
 
+    /// For components that are no plugins.
+    #[cfg(test)]
+    pub(super) fn parts(&self) -> (&Engine, &Linker<State>) {
+        (&self.0.engine, &self.0.linker)
+    }
+
     /// Compilations and cache hits.
     pub fn stats(&self) -> EngineStats {
         EngineStats { compiled: self.0.compiled.load(Ordering::Relaxed), cached: self.0.cached.load(Ordering::Relaxed) }
     }
 
     fn prepare(&self, file: &Path) -> Result<Loaded> {
-        let bytes = read(file, self.0.options.component_bytes)?;
+        let bytes = read(file, self.0.options.limits.component_bytes)?;
         let sha256 = hex(&Sha256::digest(&bytes));
         let known = self
             .0
@@ -209,16 +230,39 @@ impl PluginEngine {
             match unsafe { Component::deserialize(&self.0.engine, &code) } {
                 Ok(component) => {
                     self.0.cached.fetch_add(1, Ordering::Relaxed);
-                    return Ok(Loaded::New(Prepared { sha256, key, component, manifest: Some(manifest) }));
+                    return Ok(Loaded::Cached(Prepared { sha256, key, component, manifest: Some(manifest) }));
                 }
                 Err(error) => {
                     tracing::warn!(file = %file.display(), %error, "the cached code does not fit this engine and will be made again")
                 }
             }
         }
+        Ok(Loaded::New { sha256, key, bytes })
+    }
+
+    /// Compiles on threads that give way to all others. A compilation cannot be ended: one
+    /// that takes too long is given up, and goes on there until the process ends.
+    async fn compile(&self, file: &Path, bytes: Vec<u8>) -> Result<Component> {
         tracing::info!(file = %file.display(), bytes = bytes.len(), "compiling plugin");
-        let start = Instant::now();
-        let component = Component::from_binary(&self.0.engine, &bytes).map_err(|e| {
+        let (start, most) = (Instant::now(), self.0.options.limits.compile);
+        let (done, compiled) = tokio::sync::oneshot::channel();
+        let engine = self.0.engine.clone();
+        self.0.compilers.spawn(move || {
+            // Nobody waits any more if it took too long.
+            let _ = done.send(Component::from_binary(&engine, &bytes));
+        });
+        let compiled = match tokio::time::timeout(most, compiled).await {
+            Ok(Ok(compiled)) => compiled,
+            Ok(Err(_)) => return Err(Error::permanent("plugin.engine", "the compiler of plugins panicked")),
+            Err(_) => {
+                return Err(Error::no(
+                    "plugin.compile-time",
+                    format!("{} was not compiled within {} s", file.display(), most.as_secs_f64()),
+                )
+                .next("Build it smaller, or raise `compile_ms` in [pipeline.engine]."));
+            }
+        };
+        let component = compiled.map_err(|e| {
             Error::no(
                 "plugin.damaged",
                 format!("{} cannot be compiled: {}", file.display(), text::clean(&format!("{e:#}"), 500)),
@@ -227,7 +271,7 @@ impl PluginEngine {
         })?;
         self.0.compiled.fetch_add(1, Ordering::Relaxed);
         tracing::info!(file = %file.display(), seconds = start.elapsed().as_secs_f64(), "compiled plugin");
-        Ok(Loaded::New(Prepared { sha256, key, component, manifest: None }))
+        Ok(component)
     }
 
     /// Content, and whatever of the engine and this machine the code depends on.
@@ -240,7 +284,8 @@ impl PluginEngine {
 
 enum Loaded {
     Known(Arc<Plugin>),
-    New(Prepared),
+    Cached(Prepared),
+    New { sha256: String, key: String, bytes: Vec<u8> },
 }
 
 struct Prepared {
@@ -288,9 +333,9 @@ fn config(options: &EngineOptions) -> Config {
         .wasm_component_model(true)
         .epoch_interruption(true)
         .cranelift_opt_level(OptLevel::Speed)
-        .max_wasm_stack(options.stack_bytes)
+        .max_wasm_stack(options.limits.stack_bytes)
         // The guest's, and as much for the host functions it calls.
-        .async_stack_size(options.stack_bytes * 2 + (1 << 20))
+        .async_stack_size(options.limits.stack_bytes * 2 + (1 << 20))
         // What no guest toolchain needs by default is surface for nothing.
         .wasm_memory64(false)
         .wasm_multi_memory(false)
@@ -299,6 +344,42 @@ fn config(options: &EngineOptions) -> Config {
         .wasm_custom_page_sizes(false)
         .wasm_wide_arithmetic(false);
     config
+}
+
+/// Threads that compile. Starting can wait; whoever replicates at that moment cannot.
+fn compilers() -> Result<rayon::ThreadPool> {
+    let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    rayon::ThreadPoolBuilder::new()
+        .num_threads(threads)
+        .thread_name(|index| format!("plugin-compile-{index}"))
+        .start_handler(|_| lower_priority(COMPILER_NICE))
+        .build()
+        .map_err(|e| Error::permanent("plugin.engine", format!("the plugin engine cannot start a thread: {e}")))
+}
+
+/// Half of what separates the keenest process from the laziest.
+const COMPILER_NICE: i32 = 10;
+
+/// Gives way to other threads from here on. Linux keeps this for each thread.
+pub(crate) fn lower_priority(nice: i32) {
+    if let Err(error) = rustix::process::setpriority_process(None, nice) {
+        tracing::debug!(%error, "a thread keeps its priority");
+    }
+}
+
+/// Runs what calls a plugin on a thread of its own: it may burn its time to the end, and
+/// the threads of the process are for others.
+async fn on_own_thread<T: Send + 'static>(work: impl Future<Output = Result<T>> + Send + 'static) -> Result<T> {
+    let runtime = tokio::runtime::Handle::current();
+    let (done, result) = tokio::sync::oneshot::channel();
+    std::thread::Builder::new()
+        .name("plugin-describe".into())
+        .spawn(move || {
+            // Nobody waits any more if the load was given up.
+            let _ = done.send(runtime.block_on(work));
+        })
+        .map_err(|e| Error::permanent("plugin.engine", format!("the plugin engine cannot start a thread: {e}")))?;
+    result.await.unwrap_or_else(|_| Err(Error::permanent("plugin.engine", "loading a plugin was interrupted")))
 }
 
 /// Moves the epoch on until the engine is gone.
@@ -327,7 +408,7 @@ fn read(file: &Path, most: u64) -> Result<Vec<u8>> {
     std::fs::File::open(file).and_then(|f| f.take(most + 1).read_to_end(&mut bytes)).map_err(unreadable)?;
     if bytes.len() as u64 > most {
         return Err(Error::no("plugin.too-large", format!("{} has more than {} MiB", file.display(), most >> 20))
-            .next("Build it without debug information (`strip`), or raise the limit."));
+            .next("Build it without debug information (`strip`), or raise `component_bytes` in [pipeline.engine]."));
     }
     Ok(bytes)
 }

@@ -99,7 +99,9 @@ impl host::Host for State {
         let mut text = String::new();
         for (name, value) in fields.iter().take(EMIT_FIELDS) {
             let gap = if text.is_empty() { "" } else { " " };
-            let _ = write!(text, "{gap}{}={}", clean(name, 100), clean(value, most));
+            // Before it is cut or changed: a part of a secret would not be recognised.
+            let (name, value) = (self.log.redact(name), self.log.redact(value));
+            let _ = write!(text, "{gap}{}={}", clean(&name, 100), clean(&value, most));
             if text.len() > most {
                 break;
             }
@@ -109,7 +111,7 @@ impl host::Host for State {
     }
 
     async fn count(&mut self, name: String, value: u64) -> wasmtime::Result<()> {
-        let name = clean(&name, COUNTER_NAME_BYTES);
+        let name = clean(&self.log.redact(&name), COUNTER_NAME_BYTES);
         if !self.counters.add(&name, value, self.limits.counters) {
             self.log.line(Level::Debug, "host", "a counter is left out: it has no name, or there are too many", &name);
         }
@@ -161,6 +163,9 @@ impl host::Host for State {
     }
 
     async fn get_state(&mut self, key: String) -> wasmtime::Result<Result<Option<Vec<u8>>, String>> {
+        if key.len() > self.limits.state_key_bytes {
+            return Ok(Err(format!("a key has at most {} bytes", self.limits.state_key_bytes)));
+        }
         let state = Arc::clone(&self.state);
         let answer = state.get(&self.destination, &key).await;
         Ok(answer.map_err(|e| e.message().to_owned()))

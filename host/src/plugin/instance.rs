@@ -9,21 +9,25 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use tokio::sync::Semaphore;
 use tokio::time::{Instant, sleep_until};
 use wasmtime::component::ResourceTable;
-use wasmtime::{ResourceLimiter, Store};
+use wasmtime::{Engine, ResourceLimiter, Store};
 use wasmtime_wasi::WasiCtx;
 
 use super::answer::Answer;
 use super::bindings::{v0_1, wire};
 use super::engine::Plugin;
+use super::given::Given;
 use super::host_calls::{Counters, PluginState};
 use super::limits::Limits;
 use super::log::Log;
 use super::permissions::Grants;
 use super::text::clean;
+use super::usage::{Ending, Usage};
 use super::wasi::{self, Tail};
 use crate::error::{Class, Error};
+use crate::memory::{Budget, GuestMemory};
 
 /// What an instance is given.
 #[derive(Clone)]
@@ -40,10 +44,14 @@ pub struct InstanceOptions {
     pub state: Arc<dyn PluginState>,
     /// Where it counts; share one among the lanes of a destination.
     pub counters: Arc<Counters>,
+    /// Where its linear memory counts.
+    pub memory: Option<Budget>,
+    /// Where what it uses counts; share one among the lanes of a destination.
+    pub usage: Arc<Usage>,
 }
 
 impl InstanceOptions {
-    /// Lane 0, default limits, counters of its own.
+    /// Lane 0, default limits, counters and usage of its own.
     pub fn new(destination: impl Into<String>, grants: Arc<Grants>, state: Arc<dyn PluginState>) -> InstanceOptions {
         InstanceOptions {
             destination: destination.into(),
@@ -52,6 +60,8 @@ impl InstanceOptions {
             limits: Limits::default(),
             state,
             counters: Arc::default(),
+            memory: None,
+            usage: Arc::default(),
         }
     }
 }
@@ -67,6 +77,11 @@ pub enum CallError {
     /// It panicked, exited, or broke a rule of the sandbox. The instance is gone.
     Trap {
         /// One line, with the end of what it wrote to standard error.
+        message: String,
+    },
+    /// Its answer is one that the contract rules out: a lie. The instance is gone.
+    Broken {
+        /// One line.
         message: String,
     },
     /// It took too long. The instance is gone.
@@ -86,27 +101,32 @@ impl CallError {
         !matches!(self, CallError::Failure(_))
     }
 
-    /// Stable and machine-readable: `plugin.trap`, `plugin.timeout`, or the plugin's or
-    /// the host's own.
+    /// Stable and machine-readable: `plugin.trap`, `plugin.broken-answer`, `plugin.timeout`,
+    /// or the plugin's or the host's own.
     pub fn code(&self) -> &str {
         match self {
             CallError::Failure(failure) => &failure.code,
             CallError::Trap { .. } => "plugin.trap",
+            CallError::Broken { .. } => "plugin.broken-answer",
             CallError::Timeout { .. } => "plugin.timeout",
             CallError::Host(error) => error.code(),
         }
     }
 
-    /// As the host's error: `plugin.trap`, `plugin.timeout`, or the plugin's own code.
-    pub fn into_error(self, who: &str) -> Error {
+    /// As the host's error, with the code of [`CallError::code`].
+    pub fn to_error(&self, who: &str) -> Error {
         let message = format!("{who}: {self}");
         match self {
             CallError::Failure(failure) if failure.class == wire::FailureClass::Transient => {
-                Error::transient(failure.code, message)
+                Error::transient(failure.code.clone(), message)
             }
-            CallError::Failure(failure) => Error::permanent(failure.code, message),
-            CallError::Trap { .. } => Error::transient("plugin.trap", message),
-            CallError::Timeout { .. } => Error::transient("plugin.timeout", message),
+            CallError::Failure(failure) => Error::permanent(failure.code.clone(), message),
+            CallError::Trap { .. } => Error::transient("plugin.trap", message)
+                .next("It is tried again by itself. If it comes again, report it to the plugin's author."),
+            CallError::Broken { .. } => Error::transient("plugin.broken-answer", message)
+                .next("Report it to the plugin's author; another version of the plugin is what helps."),
+            CallError::Timeout { .. } => Error::transient("plugin.timeout", message)
+                .next("See whether the destination is slow; docs/limits.md says how the limit is raised."),
             CallError::Host(error) => {
                 let code = error.code().to_owned();
                 let new = match error.class() {
@@ -127,7 +147,7 @@ impl fmt::Display for CallError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             CallError::Failure(failure) => write!(f, "{} ({})", failure.message, failure.code),
-            CallError::Trap { message } => f.write_str(message),
+            CallError::Trap { message } | CallError::Broken { message } => f.write_str(message),
             CallError::Timeout { function, after } => write!(f, "`{function}` did not return within {after:?}"),
             CallError::Host(error) => error.fmt(f),
         }
@@ -155,7 +175,36 @@ pub(crate) struct State {
     pub(super) activity: Arc<Activity>,
     /// Open ones.
     pub(super) connections: usize,
+    /// Of names that are looked up at a time.
+    pub(super) lookups: Arc<Semaphore>,
     limiter: Limiter,
+}
+
+impl State {
+    /// What an instance of this plugin gets, and the end of what it will write to standard
+    /// error.
+    pub(super) fn new(plugin: &str, options: &InstanceOptions) -> Result<(State, Tail), Error> {
+        let InstanceOptions { destination, lane, grants, limits, state, counters, memory, usage } = options;
+        let log = Log::new(destination.as_str().into(), plugin.into(), *lane, limits, Arc::clone(usage));
+        let (wasi, stderr) = wasi::context(grants, limits, &log)?;
+        let mut table = ResourceTable::new();
+        table.set_max_capacity(limits.handles);
+        let state = State {
+            wasi,
+            table,
+            limits: limits.clone(),
+            log,
+            destination: destination.as_str().into(),
+            grants: Arc::clone(grants),
+            state: Arc::clone(state),
+            counters: Arc::clone(counters),
+            activity: Arc::new(Activity::new()),
+            connections: 0,
+            lookups: usage.lookups(limits.lookups),
+            limiter: Limiter::new(limits, memory.as_ref().map(Budget::guest)),
+        };
+        Ok((state, stderr))
+    }
 }
 
 /// When a call last said that it is at work.
@@ -183,16 +232,18 @@ impl Activity {
 
 /// Counts what the guest allocates. A refused growth is an answer the guest can act on
 /// (`memory.grow` gives -1), not a trap.
-#[derive(Debug)]
 struct Limiter {
     memory: usize,
     memory_limit: usize,
     memory_peak: usize,
     memory_refused: bool,
     table_elements: usize,
+    table_limit: usize,
+    table_refused: bool,
     instances: usize,
     tables: usize,
     memories: usize,
+    counted: Option<GuestMemory>,
 }
 
 impl ResourceLimiter for Limiter {
@@ -207,11 +258,23 @@ impl ResourceLimiter for Limiter {
         }
         self.memory = total;
         self.memory_peak = self.memory_peak.max(total);
+        if let Some(counted) = &mut self.counted {
+            counted.grown_to(total);
+        }
         Ok(true)
     }
 
-    fn table_growing(&mut self, _: usize, desired: usize, _: Option<usize>) -> wasmtime::Result<bool> {
-        Ok(desired <= self.table_elements)
+    fn table_growing(&mut self, current: usize, desired: usize, maximum: Option<usize>) -> wasmtime::Result<bool> {
+        let total = self.table_elements.saturating_add(desired.saturating_sub(current));
+        if total > self.table_limit {
+            self.table_refused = true;
+            return Ok(false);
+        }
+        if maximum.is_some_and(|maximum| desired > maximum) {
+            return Ok(false);
+        }
+        self.table_elements = total;
+        Ok(true)
     }
 
     fn instances(&self) -> usize {
@@ -227,6 +290,36 @@ impl ResourceLimiter for Limiter {
     }
 }
 
+impl Limiter {
+    fn new(limits: &Limits, counted: Option<GuestMemory>) -> Limiter {
+        Limiter {
+            memory: 0,
+            memory_limit: limits.memory_bytes,
+            memory_peak: 0,
+            memory_refused: false,
+            table_elements: 0,
+            table_limit: limits.table_elements,
+            table_refused: false,
+            instances: limits.core_instances,
+            tables: limits.tables,
+            memories: limits.memories,
+            counted,
+        }
+    }
+
+    /// What was refused to it, for the message of a trap that may be for want of it.
+    fn refused(&self) -> String {
+        let mut text = String::new();
+        if self.memory_refused {
+            text.push_str(&format!("; it had reached its memory limit of {} MiB", self.memory_limit >> 20));
+        }
+        if self.table_refused {
+            text.push_str(&format!("; it had reached its limit of {} table elements", self.table_limit));
+        }
+        text
+    }
+}
+
 /// One instance of a plugin.
 pub struct Instance {
     running: Option<Running>,
@@ -236,6 +329,8 @@ pub struct Instance {
     activity: Arc<Activity>,
     stderr: Tail,
     memory_peak: usize,
+    usage: Arc<Usage>,
+    given: Given,
 }
 
 struct Running {
@@ -250,45 +345,10 @@ impl Plugin {
     /// `Host` where a granted directory cannot be opened; `Trap` and `Timeout` where the
     /// guest's own start fails.
     pub async fn instantiate(self: &Arc<Self>, options: &InstanceOptions) -> Called<Instance> {
-        let InstanceOptions { destination, lane, grants, limits, state, counters } = options;
-        let log = Log::new(destination.as_str().into(), self.name.as_str().into(), *lane, limits);
-        let (wasi, stderr) = wasi::context(grants, limits, &log)?;
-        let activity = Arc::new(Activity::new());
-        let mut table = ResourceTable::new();
-        table.set_max_capacity(limits.handles);
-        let mut store = Store::new(
-            self.engine(),
-            State {
-                wasi,
-                table,
-                limits: limits.clone(),
-                log: log.clone(),
-                destination: destination.as_str().into(),
-                grants: Arc::clone(grants),
-                state: Arc::clone(state),
-                counters: Arc::clone(counters),
-                activity: Arc::clone(&activity),
-                connections: 0,
-                limiter: Limiter {
-                    memory: 0,
-                    memory_limit: limits.memory_bytes,
-                    memory_peak: 0,
-                    memory_refused: false,
-                    table_elements: limits.table_elements,
-                    instances: limits.core_instances,
-                    tables: limits.tables,
-                    memories: limits.memories,
-                },
-            },
-        );
-        store.limiter(|state| &mut state.limiter);
-        store.set_hostcall_fuel(limits.hostcall_bytes);
-        store.set_max_component_handles(limits.handles);
-        // Armed before the guest runs at all: a data segment counts as running. At each
-        // tick the guest gives way, which is when a time-out can end it.
-        store.set_epoch_deadline(1);
-        store.epoch_deadline_async_yield_and_update(1);
-
+        let InstanceOptions { lane, limits, usage, .. } = options;
+        let (state, stderr) = State::new(&self.name, options)?;
+        let (log, activity) = (state.log.clone(), Arc::clone(&state.activity));
+        let mut store = new_store(self.engine(), state);
         let mut instance = Instance {
             running: None,
             plugin: Arc::clone(self),
@@ -297,16 +357,36 @@ impl Plugin {
             activity,
             stderr,
             memory_peak: 0,
+            usage: Arc::clone(usage),
+            given: Given::default(),
         };
+        usage.started(*lane);
         let clock = instance.clock("instantiate");
-        match clock.run(self.pre().instantiate_async(&mut store)).await {
+        let began = Instant::now();
+        let outcome = clock.run(self.pre().instantiate_async(&mut store)).await;
+        usage.called("instantiate", began.elapsed());
+        match outcome {
             Ok(bindings) => {
                 instance.running = Some(Running { store, bindings });
                 Ok(instance)
             }
-            Err(fault) => Err(instance.fault("instantiate", fault, store.data().limiter.memory_refused)),
+            Err(fault) => Err(instance.fault("instantiate", fault, &store.data().limiter)),
         }
     }
+}
+
+/// A store with all limits armed.
+pub(super) fn new_store(engine: &Engine, state: State) -> Store<State> {
+    let (hostcall_bytes, handles) = (state.limits.hostcall_bytes, state.limits.handles);
+    let mut store = Store::new(engine, state);
+    store.limiter(|state| &mut state.limiter);
+    store.set_hostcall_fuel(hostcall_bytes);
+    store.set_max_component_handles(handles);
+    // Armed before the guest runs at all: a data segment counts as running. At each
+    // tick the guest gives way, which is when a time-out can end it.
+    store.set_epoch_deadline(1);
+    store.epoch_deadline_async_yield_and_update(1);
+    store
 }
 
 /// One call's limits.
@@ -354,14 +434,16 @@ macro_rules! call {
         // the store with it, half-way as it is.
         let Some(mut running) = $self.running.take() else { return Err($self.gone()) };
         let Running { store, bindings } = &mut running;
+        let began = Instant::now();
         let outcome = clock.run(bindings.tidegate_destination_plugin().$method(&mut *store, $($argument),*)).await;
+        $self.usage.called($function, began.elapsed());
         $self.end($function, running, outcome)
     }};
 }
 
 /// Functions of [`wire`]'s contract; see `wit/` for what each one means. All of them
-/// fail with `Failure` where the plugin says so, and with `Trap`, `Timeout` or `Host`,
-/// after which the instance is gone.
+/// fail with `Failure` where the plugin says so, and with `Trap`, `Broken`, `Timeout` or
+/// `Host`, after which the instance is gone.
 impl Instance {
     /// What the plugin is.
     pub(crate) async fn describe(&mut self) -> Called<wire::Manifest> {
@@ -389,7 +471,7 @@ impl Instance {
     }
 
     /// For each table the position that is stored with its data. As many as `tables`, or
-    /// it is a `Trap`.
+    /// the answer is `Broken`.
     pub async fn attach_tables(&mut self, tables: &[wire::Table]) -> Called<Vec<Option<wire::Position>>> {
         let positions = call!(self, "attach-tables", call_attach_tables(tables))?.map_err(CallError::Failure)?;
         if positions.len() != tables.len() {
@@ -422,17 +504,36 @@ impl Instance {
 
     /// Writes a group.
     pub async fn write_group(&mut self, group: &wire::Group) -> Called<wire::Ack> {
-        call!(self, "write-group", call_write_group(group))?.map_err(CallError::Failure)
+        self.given.add(group);
+        let (rows, bytes) = Given::size_of(group);
+        self.usage.given(rows, bytes);
+        let answer = call!(self, "write-group", call_write_group(group))?;
+        if answer.is_err() {
+            // It has to be given again, whole or in parts.
+            self.given.take_back(group.ticket);
+        }
+        self.acknowledged("write-group", answer)
     }
 
     /// Makes all that was accepted durable.
     pub async fn flush(&mut self) -> Called<wire::Ack> {
-        call!(self, "flush", call_flush())?.map_err(CallError::Failure)
+        let answer = call!(self, "flush", call_flush())?;
+        self.acknowledged("flush", answer)
     }
 
     /// Time for upkeep.
     pub async fn tick(&mut self) -> Called<wire::Ack> {
-        call!(self, "tick", call_tick())?.map_err(CallError::Failure)
+        let answer = call!(self, "tick", call_tick())?;
+        self.acknowledged("tick", answer)
+    }
+
+    /// An answer about groups names groups that it was given, and rows that they have.
+    fn acknowledged(&mut self, function: &'static str, answer: Result<wire::Ack, wire::Failure>) -> Called<wire::Ack> {
+        let ack = answer.map_err(CallError::Failure)?;
+        match self.given.check(&ack) {
+            Ok(()) => Ok(ack),
+            Err(what) => Err(self.liar(function, what)),
+        }
     }
 
     /// Removes the table there.
@@ -478,32 +579,39 @@ impl Instance {
     fn end<T: Answer>(&mut self, function: &'static str, running: Running, outcome: Result<T, Fault>) -> Called<T> {
         let limiter = &running.store.data().limiter;
         self.memory_peak = limiter.memory_peak;
+        self.usage.memory(limiter.memory_peak);
         match outcome {
             Ok(mut answer) => {
-                answer.make_presentable(&self.limits, &self.log);
+                if let Err(what) = answer.make_presentable(&self.limits, &self.log) {
+                    return Err(self.liar(function, what));
+                }
+                self.usage.ended(if answer.is_failure() { Ending::Failed } else { Ending::Answered });
                 self.running = Some(running);
                 Ok(answer)
             }
-            Err(fault) => Err(self.fault(function, fault, limiter.memory_refused)),
+            Err(fault) => Err(self.fault(function, fault, limiter)),
         }
     }
 
-    fn fault(&self, function: &'static str, fault: Fault, memory_refused: bool) -> CallError {
+    fn fault(&self, function: &'static str, fault: Fault, limiter: &Limiter) -> CallError {
         let error = match fault {
-            Fault::TimedOut(after) => return CallError::Timeout { function, after },
+            Fault::TimedOut(after) => {
+                self.usage.ended(Ending::TimedOut);
+                return CallError::Timeout { function, after };
+            }
             Fault::Failed(error) => error,
         };
-        tracing::debug!(target: "tidegate::plugin", plugin = %self.plugin.name, function, "{}", clean(&format!("{error:?}"), 16 * 1024));
+        self.usage.ended(Ending::Trapped);
+        let details = clean(&self.log.redact(&format!("{error:?}")), 16 * 1024);
+        tracing::debug!(target: "tidegate::plugin", plugin = %self.plugin.name, function, "{details}");
         let mut message = match error.downcast_ref::<wasmtime_wasi::I32Exit>() {
             Some(exit) => format!("`{function}` ended the plugin with exit code {}", exit.0),
             None => format!("`{function}` trapped: {}", error.root_cause()),
         };
-        if memory_refused {
-            message.push_str(&format!("; it had reached its memory limit of {} MiB", self.limits.memory_bytes >> 20));
-        }
+        message.push_str(&limiter.refused());
         let stderr = self.stderr.text();
         if !stderr.is_empty() {
-            message.push_str(&format!("; it said: {stderr}"));
+            message.push_str(&format!("; it said: {}", self.log.redact_cut(&stderr)));
         }
         CallError::Trap { message: clean(&self.log.redact(&message), self.limits.message_bytes) }
     }
@@ -511,7 +619,8 @@ impl Instance {
     /// An answer that the contract rules out.
     fn liar(&mut self, function: &str, what: String) -> CallError {
         self.running = None;
-        CallError::Trap { message: format!("`{function}` broke the contract: {what}") }
+        self.usage.ended(Ending::Broke);
+        CallError::Broken { message: format!("`{function}` broke the contract: {what}") }
     }
 
     fn gone(&self) -> CallError {

@@ -13,22 +13,27 @@ mod cache;
 mod component;
 mod directory;
 mod engine;
+mod given;
 mod host_calls;
 mod instance;
 mod limits;
 mod log;
 pub mod net;
 pub mod permissions;
+mod schema_check;
 mod settings;
 #[cfg(test)]
 mod tests;
 mod text;
+mod usage;
 mod wasi;
 
 pub use directory::Directory;
 pub use engine::{EngineOptions, EngineStats, Plugin, PluginEngine};
 pub use host_calls::{Counters, MemoryState, PluginState, StateFuture};
 pub use instance::{CallError, Called, Instance, InstanceOptions};
-pub use limits::Limits;
+pub use limits::{EngineLimits, Limit, Limits};
 pub use permissions::{FileGrant, Grants, GrantsConfig, Missing, NetworkGrant, SecretGrant, SecretSource};
 pub use settings::SettingsSchema;
+pub(crate) use text::clean;
+pub use usage::{FunctionUsage, PluginUsage, Usage, UsageBoard};

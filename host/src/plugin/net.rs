@@ -5,7 +5,7 @@
 //! checks every address, and connects to an address that it checked, never to a name.
 
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs as _};
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -15,6 +15,7 @@ use rustls_pki_types::pem::PemObject as _;
 use rustls_pki_types::{CertificateDer, ServerName};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
+use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout_at};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
@@ -44,6 +45,11 @@ enum Stream {
 
 type Answer<T> = Result<T, NetError>;
 
+/// Addresses of one name that are tried.
+const MOST_ADDRESSES: usize = 64;
+/// Protocols that are offered in a TLS handshake.
+const MOST_PROTOCOLS: usize = 32;
+
 impl net::Host for State {}
 
 impl net::HostConnection for State {
@@ -55,7 +61,9 @@ impl net::HostConnection for State {
     ) -> wasmtime::Result<Answer<Resource<Connection>>> {
         let deadline = self.deadline(timeout_ms);
         let dialled = match self.permitted(&host, port) {
-            Ok((host, grant)) => dial_granted(self.log.clone(), host, port, grant, deadline).await,
+            Ok((host, grant)) => {
+                dial_granted(self.log.clone(), Arc::clone(&self.lookups), host, port, grant, deadline).await
+            }
             Err(refused) => Err(refused),
         };
         Ok(match dialled {
@@ -74,7 +82,11 @@ impl net::HostConnection for State {
         timeout_ms: u32,
     ) -> wasmtime::Result<Answer<()>> {
         let deadline = self.deadline(timeout_ms);
-        Ok(self.table.get_mut(&this)?.start_tls(&alpn, deadline).await)
+        let alpn = match protocols(alpn) {
+            Ok(alpn) => alpn,
+            Err(why) => return Ok(Err(error("invalid", why))),
+        };
+        Ok(self.table.get_mut(&this)?.start_tls(alpn, deadline).await)
     }
 
     async fn peer_certificate(&mut self, this: Resource<Connection>) -> wasmtime::Result<Option<Vec<u8>>> {
@@ -137,10 +149,17 @@ fn refuse(log: &Log, host: &str, port: u16, reason: &str) -> NetError {
     error("forbidden", format!("{address} is refused: {reason}"))
 }
 
-async fn dial_granted(log: Log, host: String, port: u16, grant: NetworkGrant, deadline: Instant) -> Answer<Connection> {
+async fn dial_granted(
+    log: Log,
+    lookups: Arc<Semaphore>,
+    host: String,
+    port: u16,
+    grant: NetworkGrant,
+    deadline: Instant,
+) -> Answer<Connection> {
     let mut checked = Vec::new();
     let mut refused = None;
-    for ip in resolve(&host, deadline).await? {
+    for ip in resolve(&host, lookups, deadline).await? {
         if grant.permits(ip) {
             checked.push(SocketAddr::new(ip, port));
         } else {
@@ -158,18 +177,42 @@ async fn dial_granted(log: Log, host: String, port: u16, grant: NetworkGrant, de
 }
 
 /// The addresses of a host; for one that is an address, itself.
-async fn resolve(host: &str, deadline: Instant) -> Answer<Vec<IpAddr>> {
+///
+/// The operating system's look-up cannot be given up: its thread stays until the name
+/// server answers. So the permit stays with it, and a guest that gives up waiting and asks
+/// again and again holds a few threads of the process, not all of them.
+async fn resolve(host: &str, lookups: Arc<Semaphore>, deadline: Instant) -> Answer<Vec<IpAddr>> {
     if let Ok(address) = host.parse() {
         return Ok(vec![address]);
     }
-    match timeout_at(deadline, tokio::net::lookup_host((host, 0))).await {
-        Ok(Ok(found)) => {
-            let mut addresses: Vec<IpAddr> = found.map(|found| found.ip()).collect();
+    let name = host.to_owned();
+    let found = async {
+        let permit = lookups.acquire_owned().await.map_err(io::Error::other)?;
+        let looked_up = tokio::task::spawn_blocking(move || {
+            let _permit = permit;
+            let found = (name.as_str(), 0).to_socket_addrs()?;
+            io::Result::Ok(found.map(|found| found.ip()).take(MOST_ADDRESSES).collect::<Vec<IpAddr>>())
+        });
+        looked_up.await.map_err(io::Error::other)?
+    };
+    match timeout_at(deadline, found).await {
+        Ok(Ok(mut addresses)) => {
             addresses.dedup();
             Ok(addresses)
         }
         Ok(Err(e)) => Err(error("dns", format!("{host} cannot be resolved: {e}"))),
         Err(_) => Err(error("timeout", format!("{host} was not resolved in time"))),
+    }
+}
+
+/// Names of protocols as TLS can carry them (RFC 7301).
+fn protocols(names: Vec<String>) -> Result<Vec<Vec<u8>>, String> {
+    if names.len() > MOST_PROTOCOLS {
+        return Err(format!("at most {MOST_PROTOCOLS} protocols can be offered"));
+    }
+    match names.iter().find(|name| name.is_empty() || name.len() > 255) {
+        Some(name) => Err(format!("the name of a protocol has 1 to 255 bytes, not {}", name.len())),
+        None => Ok(names.into_iter().map(String::into_bytes).collect()),
     }
 }
 
@@ -194,7 +237,7 @@ async fn connect(addresses: &[SocketAddr], deadline: Instant) -> Result<TcpStrea
 }
 
 impl Connection {
-    async fn start_tls(&mut self, alpn: &[String], deadline: Instant) -> Answer<()> {
+    async fn start_tls(&mut self, alpn: Vec<Vec<u8>>, deadline: Instant) -> Answer<()> {
         let config = tls_config(self.grant.ca.as_deref(), alpn).await?;
         let name = ServerName::try_from(self.host.clone()).map_err(|e| error("tls", format!("{}: {e}", self.host)))?;
         let plain = match std::mem::replace(&mut self.stream, Stream::Broken) {
@@ -281,7 +324,7 @@ fn code_of(error: &io::Error) -> &'static str {
 
 /// Certificate and name are always checked, against the grant's authorities or the
 /// system's.
-async fn tls_config(ca: Option<&Path>, alpn: &[String]) -> Answer<ClientConfig> {
+async fn tls_config(ca: Option<&Path>, alpn: Vec<Vec<u8>>) -> Answer<ClientConfig> {
     let ca = ca.map(Path::to_owned);
     let roots = tokio::task::spawn_blocking(move || match ca {
         Some(file) => file_roots(&file),
@@ -294,7 +337,7 @@ async fn tls_config(ca: Option<&Path>, alpn: &[String]) -> Answer<ClientConfig> 
         .map_err(|e| error("tls", e.to_string()))?
         .with_root_certificates(roots)
         .with_no_client_auth();
-    config.alpn_protocols = alpn.iter().map(|name| name.as_bytes().to_vec()).collect();
+    config.alpn_protocols = alpn;
     Ok(config)
 }
 
@@ -325,4 +368,36 @@ fn system_roots() -> Answer<Arc<RootCertStore>> {
         ));
     }
     Ok(Arc::clone(ROOTS.get_or_init(|| Arc::new(roots))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_guest_that_gives_up_waiting_for_a_name_does_not_get_another_thread() {
+        let lookups = Arc::new(Semaphore::new(1));
+        // As if a name server did not answer the first one.
+        let held = Arc::clone(&lookups).acquire_owned().await.unwrap();
+        let soon = || Instant::now() + Duration::from_millis(20);
+        for _ in 0..3 {
+            let refused = resolve("localhost", Arc::clone(&lookups), soon()).await.unwrap_err();
+            assert_eq!(refused.code, "timeout");
+        }
+        // An address needs no look-up.
+        assert_eq!(resolve("127.0.0.1", Arc::clone(&lookups), soon()).await.unwrap().len(), 1);
+        drop(held);
+        let later = Instant::now() + Duration::from_secs(10);
+        assert!(!resolve("localhost", Arc::clone(&lookups), later).await.unwrap().is_empty());
+        assert_eq!(lookups.available_permits(), 1);
+    }
+
+    #[test]
+    fn names_of_protocols_that_tls_cannot_carry_are_refused() {
+        let names = |names: &[&str]| protocols(names.iter().map(|name| (*name).to_owned()).collect());
+        assert_eq!(names(&["h2", "http/1.1"]).unwrap(), [b"h2".to_vec(), b"http/1.1".to_vec()]);
+        for bad in [vec![""], vec!["h2", &"x".repeat(256)], vec!["h2"; 33]] {
+            names(&bad).unwrap_err();
+        }
+    }
 }

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::io::Read as _;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
@@ -13,7 +14,7 @@ use super::address::Range;
 use crate::error::{Error, Result};
 
 /// All that a destination's plugin may reach. The default is nothing.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Grants {
     /// Names and ports it may dial.
     pub network: Vec<NetworkGrant>,
@@ -204,9 +205,69 @@ impl Grants {
         asked.iter().filter_map(|permission| self.misses(permission, settings)).collect()
     }
 
+    /// What each asked permission comes to, and what is granted that nothing asks for: a
+    /// part of a sentence each, for a person.
+    pub fn explain(&self, asked: &[String], settings: &Value) -> Vec<String> {
+        let mut lines = Vec::new();
+        let mut used: Vec<String> = Vec::new();
+        for permission in asked {
+            let given = self.given(permission, settings);
+            let came_to = match self.misses(permission, settings) {
+                Some(missing) => format!("not granted ({})", missing.reason),
+                None if given.is_empty() => "nothing to grant".to_owned(),
+                None => format!("granted as {}", given.join(", ")),
+            };
+            lines.push(format!("asks for {permission}: {came_to}"));
+            used.extend(given);
+        }
+        if asked.is_empty() {
+            lines.push("asks for nothing".to_owned());
+        }
+        let unused: Vec<String> = self.all().into_iter().filter(|grant| !used.contains(grant)).collect();
+        if !unused.is_empty() {
+            lines.push(format!("granted without being asked for: {}", unused.join(", ")));
+        }
+        lines
+    }
+
+    /// Every grant.
+    fn all(&self) -> Vec<String> {
+        let network = self.network.iter().map(NetworkGrant::shown);
+        let files = self.files.iter().map(FileGrant::shown);
+        let secrets = self.secrets.iter().map(|(name, grant)| grant.shown(name));
+        network.chain(files).chain(secrets).collect()
+    }
+
+    /// The grants that a permission gets.
+    fn given(&self, permission: &str, settings: &Value) -> Vec<String> {
+        let Some((kind, name)) = permission.split_once(':') else { return Vec::new() };
+        let texts = setting(settings, name).map(texts).unwrap_or_default();
+        match kind {
+            "network" => {
+                let targets = texts.into_iter().filter_map(|text| target_of(text, settings));
+                targets.filter_map(|(host, port)| self.network(&host, port)).map(NetworkGrant::shown).collect()
+            }
+            "files" => texts.into_iter().filter_map(|path| self.directory(path)).map(FileGrant::shown).collect(),
+            _ => self.secrets.get(name).map(|grant| grant.shown(name)).into_iter().collect(),
+        }
+    }
+
+    /// The directory that a path is in, as the guest spells it.
+    fn directory(&self, path: &str) -> Option<&FileGrant> {
+        let path = Path::new(path);
+        // What goes up is refused where it is opened, whatever it comes to.
+        if path.components().any(|part| part == std::path::Component::ParentDir) {
+            let named = |grant: &&FileGrant| Path::new(&grant.guest) == path;
+            return self.files.iter().find(named);
+        }
+        self.files.iter().find(|grant| path.starts_with(&grant.guest) || path.starts_with(&grant.path))
+    }
+
     fn misses(&self, permission: &str, settings: &Value) -> Option<Missing> {
         let missing = |reason: String| Some(Missing { permission: permission.to_owned(), reason });
-        let (kind, name) = permission.split_once(':')?;
+        let Some((kind, name)) = permission.split_once(':').filter(|(kind, _)| KINDS.contains(kind)) else {
+            return missing(format!("this host knows permissions of the kinds {} only", KINDS.join(", ")));
+        };
         let setting = setting(settings, name);
         match kind {
             // An optional setting that is absent asks for nothing.
@@ -230,9 +291,7 @@ impl Grants {
             }
             "files" => {
                 for path in setting.into_iter().flat_map(texts) {
-                    if !self.files.iter().any(|grant| {
-                        Path::new(path).starts_with(&grant.guest) || Path::new(path).starts_with(&grant.path)
-                    }) {
+                    if self.directory(path).is_none() {
                         return missing(format!(
                             "the setting `{name}` is {path:?}, which is in no directory of grant.files"
                         ));
@@ -252,6 +311,9 @@ impl Grants {
         }
     }
 }
+
+/// What a permission begins with.
+const KINDS: [&str; 5] = ["network", "files", "secret", "inject", "sign"];
 
 /// A permission that is asked for and not granted.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -290,6 +352,11 @@ impl NetworkGrant {
             }
         }
         Ok(NetworkGrant { host, port, private: false, ca: None })
+    }
+
+    fn shown(&self) -> String {
+        let private = if self.private { " (private addresses too)" } else { "" };
+        format!("network {self}{private}")
     }
 
     fn covers(&self, host: &str, port: u16) -> bool {
@@ -343,6 +410,21 @@ pub(crate) fn normal_host(host: &str) -> String {
     host.strip_suffix('.').unwrap_or(host).to_ascii_lowercase()
 }
 
+impl FileGrant {
+    fn shown(&self) -> String {
+        format!("files {} ({})", self.guest, if self.write { "read-write" } else { "read-only" })
+    }
+}
+
+impl SecretGrant {
+    fn shown(&self, name: &str) -> String {
+        format!("secret {name} ({})", if self.readable { "readable" } else { "stays in the host" })
+    }
+}
+
+/// Bytes of a secret. A certificate's key has some thousand.
+const SECRET_BYTES: u64 = 64 * 1024;
+
 impl SecretSource {
     fn parse(text: &str, base: &Path) -> Option<SecretSource> {
         match text.split_once(':')? {
@@ -360,8 +442,13 @@ impl SecretSource {
                 std::env::var(name).map_err(|_| format!("the environment variable {name} is not set (or not UTF-8)"))
             }
             SecretSource::File(path) => {
-                let mut text =
-                    std::fs::read_to_string(path).map_err(|e| format!("{}: {}", path.display(), e.kind()))?;
+                let mut text = String::new();
+                let read = std::fs::File::open(path)
+                    .and_then(|file| file.take(SECRET_BYTES + 1).read_to_string(&mut text))
+                    .map_err(|e| format!("{}: {}", path.display(), e.kind()))?;
+                if read as u64 > SECRET_BYTES {
+                    return Err(format!("{} has more than {} KiB", path.display(), SECRET_BYTES >> 10));
+                }
                 text.truncate(text.trim_end_matches(['\n', '\r']).len());
                 Ok(text)
             }
@@ -489,7 +576,7 @@ mod tests {
         .unwrap();
         let grants = Grants::new(config, Path::new("/etc/tidegate")).unwrap();
         assert_eq!(grants.files[0], FileGrant { path: "/etc/tidegate/out".into(), guest: "out".into(), write: true });
-        let settings = json!({"url": "postgres://other/db", "host": "db.internal", "port": 5432, "directory": "out/a", "elsewhere": "/tmp"});
+        let settings = json!({"url": "postgres://other/db", "host": "db.internal", "port": 5432, "directory": "out/a", "elsewhere": "/tmp", "up": "out/../x"});
         let asked = [
             "network:url",
             "network:host",
@@ -499,11 +586,40 @@ mod tests {
             "secret:password",
             "secret:key",
             "sign:token",
+            "files:up",
+            "sockets:all",
         ];
         let missing = grants.missing(&asked.map(String::from), &settings);
         let names: Vec<_> = missing.iter().map(|m| m.permission.as_str()).collect();
-        assert_eq!(names, ["network:url", "files:elsewhere", "secret:password", "sign:token"]);
+        assert_eq!(
+            names,
+            ["network:url", "files:elsewhere", "secret:password", "sign:token", "files:up", "sockets:all"]
+        );
         assert!(missing[0].reason.contains("other:5432"), "{}", missing[0].reason);
+    }
+
+    #[test]
+    fn what_a_plugin_would_get_is_told_and_what_nobody_asked_for() {
+        let config: GrantsConfig = serde_json::from_value(json!({
+            "network": ["db.internal:5432", {"address": "10.0.0.1:80", "private": true}],
+            "files": [{"path": "out", "mode": "read-only"}],
+            "secrets": {"password": {"from": "env:P", "readable": true}, "spare": "env:S"}
+        }))
+        .unwrap();
+        let grants = Grants::new(config, Path::new("/etc/tidegate")).unwrap();
+        let settings = json!({"host": "db.internal", "port": 5432, "path": "out/a", "elsewhere": "/tmp"});
+        let asked = ["network:host", "network:optional", "files:path", "files:elsewhere", "secret:password"];
+        assert_eq!(
+            grants.explain(&asked.map(String::from), &settings),
+            [
+                "asks for network:host: granted as network db.internal:5432",
+                "asks for network:optional: nothing to grant",
+                "asks for files:path: granted as files out (read-only)",
+                "asks for files:elsewhere: not granted (the setting `elsewhere` is \"/tmp\", which is in no directory of grant.files)",
+                "asks for secret:password: granted as secret password (readable)",
+                "granted without being asked for: network 10.0.0.1:80 (private addresses too), secret spare (stays in the host)",
+            ]
+        );
     }
 
     #[test]

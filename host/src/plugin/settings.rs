@@ -1,11 +1,16 @@
 //! Checks a destination's settings against the JSON Schema in its plugin's manifest.
 
 use jsonschema::error::{TypeKind, ValidationErrorKind};
-use jsonschema::{ValidationError, Validator};
+use jsonschema::{PatternOptions, ValidationError, Validator};
 use serde_json::Value;
 
+use super::schema_check;
 use crate::error::{Error, Result};
 
+/// Memory of one compiled pattern.
+const PATTERN_BYTES: usize = 1 << 20;
+/// Bytes of all that is wrong with some settings: parts of it are the schema's own words.
+const PROBLEM_BYTES: usize = 4000;
 /// Problems listed in one error; more would not be read.
 const MOST_PROBLEMS: usize = 10;
 
@@ -34,9 +39,14 @@ impl SettingsSchema {
         } else {
             serde_json::from_str(text).map_err(|e| bad(e.to_string()))?
         };
+        schema_check::check(&schema).map_err(bad)?;
         // Without the crate's `resolve-*` features nothing is fetched or read for `$ref`.
-        let validator =
-            jsonschema::options().should_validate_formats(true).build(&schema).map_err(|e| bad(e.to_string()))?;
+        // Patterns that backtrack could take for ever; these never do.
+        let validator = jsonschema::options()
+            .should_validate_formats(true)
+            .with_pattern_options(PatternOptions::regex().size_limit(PATTERN_BYTES))
+            .build(&schema)
+            .map_err(|e| bad(e.to_string()))?;
         Ok(SettingsSchema { validator, schema })
     }
 
@@ -54,7 +64,8 @@ impl SettingsSchema {
         if problems.is_empty() {
             return Ok(());
         }
-        Err(Error::usage("plugin.settings", format!("{who}: {}", problems.join("; ")))
+        let problems = super::text::clean(&problems.join("; "), PROBLEM_BYTES);
+        Err(Error::usage("plugin.settings", format!("{who}: {problems}"))
             .next("Correct the settings in the configuration; `tidegate plugin inspect` prints what the plugin takes."))
     }
 
@@ -219,7 +230,14 @@ mod tests {
 
     #[test]
     fn a_schema_that_is_none_is_the_plugins_fault() {
-        for text in ["{", "{\"type\": 7}", "{\"$ref\": \"https://example.com/other.json\"}"] {
+        for text in [
+            "{",
+            "{\"type\": 7}",
+            "{\"$ref\": \"https://example.com/other.json\"}",
+            "{\"$ref\": \"#\"}",
+            // Which the linear matcher does not have.
+            r#"{"properties": {"a": {"pattern": "(a+)+\\1"}}}"#,
+        ] {
             assert_eq!(SettingsSchema::new("files", text).err().unwrap().code(), "plugin.manifest", "{text}");
         }
         SettingsSchema::new("files", "").unwrap().check("destination lake", &json!({"a": 1})).unwrap_err();

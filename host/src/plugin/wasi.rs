@@ -141,6 +141,8 @@ impl Capture {
             partial.extend_from_slice(&piece[..piece.len().min(room)]);
             if piece.ends_with(b"\n") {
                 let line = String::from_utf8_lossy(&partial);
+                let is_cut = partial.len() == self.line_bytes;
+                let line = if is_cut { self.log.redact_cut(&line).into() } else { line };
                 let line = line.trim_end();
                 if !line.is_empty() {
                     self.log.line(Level::Info, self.stream, line, "");

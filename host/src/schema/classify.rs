@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::change::{SchemaChange, Step, StepKind};
-use super::table::{Column, TableSchema};
+use super::table::{Column, Origin};
 use super::wire::modifiers;
 
 /// What a change means for the rows that a destination has. Ordered from the
@@ -34,8 +34,10 @@ impl Class {
 }
 
 /// What a step does under the circumstances that decide what it means.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Change {
+    /// A table is published.
+    AddTable,
     /// A column that allows nulls, without a default.
     AddNullableColumn,
     /// A column with a default that is a literal.
@@ -54,6 +56,8 @@ pub enum Change {
     LengthenType,
     /// A type that holds every value of the one before.
     WidenType,
+    /// Either of them, by a statement that nobody saw.
+    WidenTypeUnseen,
     /// Any other change of a type.
     ChangeType,
     /// A literal default.
@@ -68,12 +72,71 @@ pub enum Change {
     RenameTable,
     /// Other columns name a row.
     ChangeKey,
+    /// A table is gone.
+    DropTable,
+    /// A table is there, and not published any more.
+    UnpublishTable,
+    /// Nothing of the above: a step that lacks what its kind has.
+    Unknown,
 }
 
 impl Change {
+    /// All of them, in the order of the documentation.
+    pub const ALL: [Change; 21] = [
+        Change::AddTable,
+        Change::AddNullableColumn,
+        Change::AddColumnWithLiteral,
+        Change::AddColumnWithExpression,
+        Change::AddRequiredColumn,
+        Change::PublishColumn,
+        Change::DropColumn,
+        Change::RenameColumn,
+        Change::LengthenType,
+        Change::WidenType,
+        Change::WidenTypeUnseen,
+        Change::ChangeType,
+        Change::SetDefault,
+        Change::DropDefault,
+        Change::SetNotNull,
+        Change::DropNotNull,
+        Change::RenameTable,
+        Change::ChangeKey,
+        Change::DropTable,
+        Change::UnpublishTable,
+        Change::Unknown,
+    ];
+
+    /// As the documentation and `schema history` spell it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Change::AddTable => "add-table",
+            Change::AddNullableColumn => "add-nullable-column",
+            Change::AddColumnWithLiteral => "add-column-with-literal",
+            Change::AddColumnWithExpression => "add-column-with-expression",
+            Change::AddRequiredColumn => "add-required-column",
+            Change::PublishColumn => "publish-column",
+            Change::DropColumn => "drop-column",
+            Change::RenameColumn => "rename-column",
+            Change::LengthenType => "lengthen-type",
+            Change::WidenType => "widen-type",
+            Change::WidenTypeUnseen => "widen-type-unseen",
+            Change::ChangeType => "change-type",
+            Change::SetDefault => "set-default",
+            Change::DropDefault => "drop-default",
+            Change::SetNotNull => "set-not-null",
+            Change::DropNotNull => "drop-not-null",
+            Change::RenameTable => "rename-table",
+            Change::ChangeKey => "change-key",
+            Change::DropTable => "drop-table",
+            Change::UnpublishTable => "unpublish-table",
+            Change::Unknown => "unknown",
+        }
+    }
+
     /// The class, and the reason for it.
     pub fn class(self) -> (Class, &'static str) {
         match self {
+            Change::AddTable => (Class::Compatible, "a new table is copied whole, and nothing was there before"),
             Change::AddNullableColumn => (Class::Compatible, "existing rows have null in it at both ends"),
             Change::AddColumnWithLiteral => (
                 Class::Compatible,
@@ -97,12 +160,13 @@ impl Change {
             Change::DropColumn => (Class::DestructiveOrAmbiguous, "its values are gone at the destination too"),
             // Elsewhere a mapping is required; here the ordinal proves it.
             Change::RenameColumn => (Class::Compatible, "the same ordinal is the same column, with the same values"),
-            Change::LengthenType => {
-                (Class::RequiresMapping, "no value changes, but changes of type are not applied in this version")
-            }
-            Change::WidenType => {
-                (Class::RequiresMapping, "the statement may have rewritten rows (USING) without changes of them (P28)")
-            }
+            Change::LengthenType => (Class::Compatible, "no value changes"),
+            // A rewrite by any other statement is a version that is marked as such.
+            Change::WidenType => (Class::Compatible, "every value stays what it is, by one ALTER TABLE without USING"),
+            Change::WidenTypeUnseen => (
+                Class::RequiresMapping,
+                "the trigger did not see the statement: it may have rewritten rows (USING) without changes of them (P28)",
+            ),
             Change::ChangeType => {
                 (Class::RequiresMapping, "values may not fit, or were rewritten without changes of them (P28)")
             }
@@ -118,21 +182,33 @@ impl Change {
                 Class::RequiresMapping,
                 "rows that are there are named by the old key, which later changes do not carry",
             ),
+            // Elsewhere dropped there too: nothing in the stream says that it was no mistake.
+            Change::DropTable => {
+                (Class::DestructiveOrAmbiguous, "the table stops and stays at the destination, until it is forgotten")
+            }
+            Change::UnpublishTable => {
+                (Class::DestructiveOrAmbiguous, "the table stops and stays at the destination, until it comes back")
+            }
+            Change::Unknown => (Class::BlockedByPolicy, "what is not understood is not done"),
         }
     }
 
-    /// What a step of a change from `before` does.
-    pub fn of(step: &Step, before: &TableSchema) -> Change {
+    /// What a step of a change does.
+    pub fn of(step: &Step, change: &SchemaChange) -> Change {
         match (step.kind, &step.before, &step.after) {
-            (StepKind::AddColumn, _, Some(column)) => added(column, before),
-            (StepKind::AddColumn, _, None) => Change::AddRequiredColumn,
+            (StepKind::AddColumn, _, Some(column)) => added(column, change),
+            (StepKind::AddColumn, _, None) => Change::Unknown,
             (StepKind::DropColumn, ..) => Change::DropColumn,
             (StepKind::RenameColumn, ..) => Change::RenameColumn,
-            (StepKind::AlterType, Some(old), Some(new)) if widens(old, new) => match old.base == new.base {
-                true => Change::LengthenType,
-                false => Change::WidenType,
-            },
-            (StepKind::AlterType, ..) => Change::ChangeType,
+            (StepKind::AlterType, Some(old), Some(new)) if widens(old, new) => {
+                match (change.after.origin, old.base == new.base) {
+                    (Origin::Message, true) => Change::LengthenType,
+                    (Origin::Message, false) => Change::WidenType,
+                    _ => Change::WidenTypeUnseen,
+                }
+            }
+            (StepKind::AlterType, Some(_), Some(_)) => Change::ChangeType,
+            (StepKind::AlterType, ..) => Change::Unknown,
             (StepKind::SetDefault, ..) => Change::SetDefault,
             (StepKind::DropDefault, ..) => Change::DropDefault,
             (StepKind::SetNotNull, ..) => Change::SetNotNull,
@@ -143,9 +219,9 @@ impl Change {
     }
 }
 
-/// The class of a step of a change from `before`.
-pub fn classify(step: &Step, before: &TableSchema) -> Class {
-    Change::of(step, before).class().0
+/// The class of a step of a change.
+pub fn classify(step: &Step, change: &SchemaChange) -> Class {
+    Change::of(step, change).class().0
 }
 
 /// The class of a whole change, that of its gravest step, and that step; none if it
@@ -153,7 +229,7 @@ pub fn classify(step: &Step, before: &TableSchema) -> Class {
 pub fn gravest(change: &SchemaChange) -> Option<(Class, &Step)> {
     let mut gravest: Option<(Class, &Step)> = None;
     for step in &change.steps {
-        let class = classify(step, &change.before);
+        let class = classify(step, change);
         if gravest.is_none_or(|(other, _)| class > other) {
             gravest = Some((class, step));
         }
@@ -167,9 +243,12 @@ pub fn unsupported<'a>(change: &'a SchemaChange, capabilities: &[String]) -> Opt
     change.steps.iter().find(|step| !capabilities.iter().any(|capability| capability == step.kind.as_str()))
 }
 
-fn added(column: &Column, before: &TableSchema) -> Change {
-    // Ordinals only grow: one that is lower was there all along.
-    let existed = before.columns.last().is_some_and(|last| column.ordinal < last.ordinal);
+fn added(column: &Column, change: &SchemaChange) -> Change {
+    let (before, after) = (&change.before, &change.after);
+    // Ordinals only grow: one that is not the highest was there all along.
+    let last = before.columns.last().map_or(0, |last| last.ordinal).max(before.highest);
+    // To a list it is added by a command of its own, and rows may have come before that.
+    let existed = column.ordinal <= last || before.listed || after.listed;
     match (&column.default_expression, &column.default_literal) {
         _ if existed => Change::PublishColumn,
         (_, Some(_)) => Change::AddColumnWithLiteral,
@@ -207,11 +286,11 @@ mod tests {
     use crate::schema::decide::{ApplyMode, Decision, decide};
     use crate::schema::plan::plan;
     use crate::schema::samples::{column, table};
-    use crate::schema::table::{Literal, TableName};
+    use crate::schema::table::{Literal, TableName, TableSchema};
 
     fn changes(before: Vec<Column>, after: Vec<Column>) -> Vec<Change> {
         let change = plan(Arc::new(table(before)), Arc::new(table(after)));
-        change.steps.iter().map(|step| Change::of(step, &change.before)).collect()
+        change.steps.iter().map(|step| Change::of(step, &change)).collect()
     }
 
     fn with_default(expression: &str, literal: Option<&str>, column: Column) -> Column {
@@ -244,6 +323,21 @@ mod tests {
     }
 
     #[test]
+    fn a_column_that_was_there_before_it_was_published_is_not_taken_for_a_new_one() {
+        let of = |before: TableSchema, after: TableSchema| {
+            let change = plan(Arc::new(before), Arc::new(after));
+            change.steps.iter().map(|step| Change::of(step, &change)).collect::<Vec<_>>()
+        };
+        let two = || table(vec![column(1, "a", "int4"), column(2, "b", "int4")]);
+        let three = || table(vec![column(1, "a", "int4"), column(2, "b", "int4"), column(3, "c", "text")]);
+        assert_eq!(of(two(), three()), [Change::AddNullableColumn]);
+        // A generated column, say, that is no more.
+        assert_eq!(of(TableSchema { highest: 3, ..two() }, three()), [Change::PublishColumn]);
+        assert_eq!(of(TableSchema { listed: true, ..two() }, three()), [Change::PublishColumn]);
+        assert_eq!(of(two(), TableSchema { listed: true, ..three() }), [Change::PublishColumn]);
+    }
+
+    #[test]
     fn types_are_told_apart_by_whether_every_value_fits() {
         assert_eq!(altered(("int4", -1), ("int8", -1)), Change::WidenType);
         assert_eq!(altered(("int8", -1), ("int4", -1)), Change::ChangeType);
@@ -269,18 +363,19 @@ mod tests {
             Change::DropDefault,
             Change::SetNotNull,
             Change::DropNotNull,
+            Change::LengthenType,
+            Change::WidenType,
         ];
         let held = [
             Change::AddColumnWithExpression,
             Change::AddRequiredColumn,
             Change::PublishColumn,
-            Change::LengthenType,
-            Change::WidenType,
+            Change::WidenTypeUnseen,
             Change::ChangeType,
             Change::RenameTable,
             Change::ChangeKey,
         ];
-        for (changes, decision) in [(applied, Decision::AutoApply), (held, Decision::ManualReview)] {
+        for (changes, decision) in [(&applied[..], Decision::AutoApply), (&held[..], Decision::ManualReview)] {
             for change in changes {
                 assert_eq!(decide(change.class().0, ApplyMode::AutoSafe), decision, "{change:?}");
             }

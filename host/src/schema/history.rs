@@ -1,10 +1,12 @@
 //! Every version of every table's schema, and which one a row belongs to.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use super::change::carry_over;
+use super::moment::Moment;
 use super::table::TableSchema;
+use super::tombstone::Tombstone;
 use crate::position::{Lsn, SnapshotId};
 
 /// Ids of versions that were no entry, kept per table. They are rare (DDL that
@@ -41,9 +43,39 @@ pub struct History {
 struct Table {
     /// By snapshot id.
     versions: Vec<Arc<TableSchema>>,
-    /// Ids at which the version in force came again. If another version is put
+    /// Ids at which the version in force came again, and when. If another version is put
     /// before one, it is a change after all.
-    echoes: BTreeSet<SnapshotId>,
+    echoes: BTreeMap<SnapshotId, Option<Moment>>,
+    /// Where it ended, by snapshot id. One that was only taken out of the publication can
+    /// go on behind it.
+    ended: Vec<Tombstone>,
+}
+
+/// What a table's history consists of.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Entry {
+    /// A version begins.
+    Version(Arc<TableSchema>),
+    /// The table is gone, or not published any more.
+    Ended(Tombstone),
+}
+
+impl Entry {
+    /// Where it stands.
+    pub fn snapshot(&self) -> SnapshotId {
+        match self {
+            Entry::Version(schema) => schema.snapshot,
+            Entry::Ended(tombstone) => tombstone.snapshot,
+        }
+    }
+
+    /// When that was at the source, if it is known.
+    pub fn at(&self) -> Option<Moment> {
+        match self {
+            Entry::Version(schema) => schema.committed_at,
+            Entry::Ended(tombstone) => tombstone.at,
+        }
+    }
 }
 
 impl Table {
@@ -57,8 +89,8 @@ impl Table {
         self.versions.insert(index, schema);
     }
 
-    fn remember_echo(&mut self, id: SnapshotId) {
-        self.echoes.insert(id);
+    fn remember_echo(&mut self, id: SnapshotId, at: Option<Moment>) {
+        self.echoes.insert(id, at);
         if self.echoes.len() > MAX_ECHOES {
             self.echoes.pop_first();
         }
@@ -70,14 +102,34 @@ impl Table {
         let previous = Arc::clone(self.versions.get(index.checked_sub(1)?)?);
         let here = self.versions[index].snapshot;
         let next = self.versions.get(index + 1).map(|version| version.snapshot);
-        let again = *self.echoes.range(here..).find(|id| **id > here)?;
+        let (again, at) = self.echoes.range(here..).find(|(id, _)| **id > here).map(|(id, at)| (*id, *at))?;
         if next.is_some_and(|next| next < again) {
             return None;
         }
         self.echoes.remove(&again);
-        let revived = Arc::new(TableSchema { snapshot: again, ..TableSchema::clone(&previous) });
+        let revived = TableSchema { snapshot: again, committed_at: at, ..TableSchema::clone(&previous) };
+        let revived = Arc::new(revived);
         self.insert(Arc::clone(&revived));
         Some(revived)
+    }
+
+    /// Whether the table ended between two places.
+    fn ended_between(&self, from: SnapshotId, to: SnapshotId) -> bool {
+        self.ended.iter().any(|tombstone| tombstone.snapshot > from && tombstone.snapshot <= to)
+    }
+
+    /// Where it ended, if no version came behind that.
+    fn ended_at(&self) -> Option<SnapshotId> {
+        let last = self.ended.last()?.snapshot;
+        self.versions.last().is_none_or(|version| version.snapshot < last).then_some(last)
+    }
+
+    /// Versions and ends, in order.
+    fn entries(&self) -> Vec<Entry> {
+        let versions = self.versions.iter().cloned().map(Entry::Version);
+        let mut entries: Vec<Entry> = versions.chain(self.ended.iter().cloned().map(Entry::Ended)).collect();
+        entries.sort_by_key(Entry::snapshot);
+        entries
     }
 }
 
@@ -94,6 +146,16 @@ impl History {
         history
     }
 
+    /// The same with where tables ended.
+    pub fn with_ended(mut self, tombstones: impl IntoIterator<Item = Tombstone>) -> History {
+        for tombstone in tombstones {
+            let ended = &mut self.tables.entry(tombstone.oid).or_default().ended;
+            ended.push(tombstone);
+            ended.sort_by_key(|tombstone| tombstone.snapshot);
+        }
+        self
+    }
+
     /// Adds a version in its place, which need not be the end: a copy's `(S, 0)` can
     /// come after messages that are newer.
     ///
@@ -108,13 +170,35 @@ impl History {
             Some(previous) => carry_over(previous, schema),
             None => schema,
         };
-        if previous.is_some_and(|previous| alike(previous, &schema)) {
-            table.remember_echo(schema.snapshot);
+        // Behind its end an equal version is one of its own: the table is there again.
+        let goes_on = previous.filter(|previous| !table.ended_between(previous.snapshot, schema.snapshot));
+        if goes_on.is_some_and(|previous| alike(previous, &schema)) {
+            table.remember_echo(schema.snapshot, schema.committed_at);
             return Appended::Known;
         }
         table.versions.insert(index, Arc::new(schema));
         let revived = table.revive(index);
         self.revived.extend(revived);
+        Appended::New
+    }
+
+    /// Adds the end of a table, unless it is known to have ended there: by this tombstone,
+    /// or by another with no version between, for an end can be told by a message and seen
+    /// in the catalog as well.
+    pub fn append_end(&mut self, tombstone: Tombstone) -> Appended {
+        let table = self.tables.entry(tombstone.oid).or_default();
+        let here = tombstone.snapshot;
+        let lives = |version: &&Arc<TableSchema>| version.snapshot < here;
+        let last = table.versions.iter().rev().find(lives).map(|version| version.snapshot);
+        let next = table.versions.iter().map(|version| version.snapshot).find(|id| *id >= here);
+        let same = |known: &Tombstone| {
+            last.is_none_or(|last| known.snapshot > last) && next.is_none_or(|next| known.snapshot < next)
+        };
+        if table.ended.iter().any(same) {
+            return Appended::Known;
+        }
+        let index = table.ended.partition_point(|known| known.snapshot <= here);
+        table.ended.insert(index, tombstone);
         Appended::New
     }
 
@@ -160,22 +244,92 @@ impl History {
         self.tables.get(&oid).map_or(&[], |table| &table.versions)
     }
 
-    /// The newest version, from the one in force backwards, whose published columns
-    /// are a RELATION's: by name and type, position by position. None is `ambiguous`:
-    /// its rows must be held, not guessed (P5).
+    /// Versions and ends of a table, oldest first.
+    pub fn entries(&self, oid: u32) -> Vec<Entry> {
+        self.tables.get(&oid).map(Table::entries).unwrap_or_default()
+    }
+
+    /// What the history says of a table for rows committed at this LSN.
+    pub fn at_lsn(&self, oid: u32, commit: Lsn) -> Option<Entry> {
+        self.entries(oid).into_iter().rev().find(|entry| entry.snapshot().commit <= commit)
+    }
+
+    /// What the history says of a table at a moment, by the source's clock: the last entry
+    /// that was committed by then. Entries of before times were kept are older than all
+    /// that have one.
+    ///
+    /// Commits that are a moment apart may have their times in the other order: the later
+    /// commit counts.
+    pub fn at_time(&self, oid: u32, moment: Moment) -> Option<Entry> {
+        self.entries(oid).into_iter().rev().find(|entry| entry.at().is_none_or(|at| at <= moment))
+    }
+
+    /// Tables whose history has not ended.
+    pub fn living(&self) -> Vec<u32> {
+        let lives = |table: &Table| !table.versions.is_empty() && table.ended_at().is_none();
+        self.tables.iter().filter(|(_, table)| lives(table)).map(|(oid, _)| *oid).collect()
+    }
+
+    /// Tables that have more than `keep` versions or ends.
+    pub fn longer_than(&self, keep: usize) -> Vec<u32> {
+        let long = |table: &Table| table.versions.len() > keep || table.ended.len() > keep;
+        self.tables.iter().filter(|(_, table)| long(table)).map(|(oid, _)| *oid).collect()
+    }
+
+    /// Tables that have ended for good as far as is known, with where, the first to end first.
+    pub fn ended(&self) -> Vec<(SnapshotId, u32)> {
+        let ended = self.tables.iter().filter_map(|(oid, table)| Some((table.ended_at()?, *oid)));
+        let mut all: Vec<_> = ended.collect();
+        all.sort_unstable();
+        all
+    }
+
+    /// The oldest versions beyond the last `keep` that no row can need any more, given that
+    /// every row that is still to come was written at or behind `rows_from`, and that no
+    /// destination is at a version before `applied` and still on its way.
+    ///
+    /// A version is needed until its successor was committed before every such row (P2), and
+    /// by a plan that begins at it or has it on its way (P28).
+    pub fn removable(&self, oid: u32, keep: usize, rows_from: Lsn, applied: Option<SnapshotId>) -> Vec<SnapshotId> {
+        let versions = self.versions(oid);
+        let beyond = versions.len().saturating_sub(keep.max(1));
+        let passed = |next: &SnapshotId| next.commit < rows_from && applied.is_none_or(|applied| *next <= applied);
+        let pairs = versions.windows(2).take(beyond).map(|pair| (pair[0].snapshot, pair[1].snapshot));
+        pairs.take_while(|(_, next)| passed(next)).map(|(id, _)| id).collect()
+    }
+
+    /// Forgets versions of a table, and ends of it before the first that is left.
+    pub fn remove(&mut self, oid: u32, versions: &[SnapshotId]) {
+        let Some(table) = self.tables.get_mut(&oid) else { return };
+        table.versions.retain(|version| !versions.contains(&version.snapshot));
+        if let Some(first) = table.versions.first().map(|version| version.snapshot) {
+            table.ended.retain(|tombstone| tombstone.snapshot > first);
+            table.echoes.retain(|id, _| *id > first);
+        }
+    }
+
+    /// Forgets a table.
+    pub fn forget(&mut self, oid: u32) {
+        self.tables.remove(&oid);
+    }
+
+    /// The newest version, from the one in force backwards, that a RELATION fits. None is
+    /// `ambiguous`: its rows must be held, not guessed (P5).
     pub fn matching(
         &self,
         oid: u32,
-        relation: &[RelationColumn<'_>],
         in_force: SnapshotId,
+        fits: impl Fn(&TableSchema) -> bool,
     ) -> Option<Arc<TableSchema>> {
         let table = self.tables.get(&oid)?;
         let versions = &table.versions[..table.up_to(in_force)];
-        versions.iter().rev().find(|version| matches(version, relation)).cloned()
+        versions.iter().rev().find(|version| fits(version)).cloned()
     }
 }
 
-fn matches(schema: &TableSchema, relation: &[RelationColumn<'_>]) -> bool {
+/// Whether the published columns are a RELATION's: by name and type, position by
+/// position.
+pub fn looks_like(schema: &TableSchema, relation: &[RelationColumn<'_>]) -> bool {
     schema.columns.len() == relation.len()
         && schema
             .columns
@@ -184,9 +338,14 @@ fn matches(schema: &TableSchema, relation: &[RelationColumn<'_>]) -> bool {
             .all(|(column, other)| column.name == other.name && column.type_oid == other.type_oid)
 }
 
-/// Whether two versions differ in nothing but their id and where they were learnt.
+/// Whether two versions differ in nothing but their id and where they were learnt, and
+/// nothing happened between them that a copy would have to make up for.
 fn alike(one: &TableSchema, other: &TableSchema) -> bool {
-    one.name == other.name && one.replica_identity == other.replica_identity && one.columns == other.columns
+    one.name == other.name
+        && one.replica_identity == other.replica_identity
+        && one.columns == other.columns
+        && (one.highest, one.listed) == (other.highest, other.listed)
+        && !other.rewritten
 }
 
 #[cfg(test)]
@@ -194,6 +353,7 @@ mod tests {
     use super::*;
     use crate::schema::samples::{at, column, table};
     use crate::schema::table::{Column, Literal, Origin};
+    use crate::schema::tombstone::Ended;
 
     fn a() -> TableSchema {
         table(vec![column(1, "a", "int4")])
@@ -230,6 +390,17 @@ mod tests {
             assert_eq!(history.append(at(&schema, commit, commit - 5)), Appended::New);
         }
         assert_eq!(ids(&history), ["10:5", "20:15", "30:25"]);
+    }
+
+    #[test]
+    fn rows_that_were_rewritten_make_a_version_of_equal_columns_and_a_copy_after_it_none() {
+        let mut history = History::default();
+        history.append(at(&a(), 10, 5));
+        let rewritten = TableSchema { rewritten: true, ..at(&a(), 20, 15) };
+        assert_eq!(history.append(rewritten.clone()), Appended::New);
+        assert_eq!(history.append(rewritten), Appended::Known);
+        assert_eq!(history.append(at(&a(), 30, 0)), Appended::Known);
+        assert_eq!(ids(&history), ["10:5", "20:15"]);
     }
 
     #[test]
@@ -311,7 +482,8 @@ mod tests {
         }
         let narrow = [RelationColumn { name: "a", type_oid: 23 }];
         let found = |relation: &[RelationColumn<'_>], id: &str| {
-            history.matching(7, relation, id.parse().unwrap()).map(|version| version.snapshot.to_string())
+            let fits = |version: &TableSchema| looks_like(version, relation);
+            history.matching(7, id.parse().unwrap(), fits).map(|version| version.snapshot.to_string())
         };
         assert_eq!(found(&narrow, "400:399").as_deref(), Some("300:299"));
         assert_eq!(found(&narrow, "200:199").as_deref(), Some("100:99"));
@@ -335,6 +507,125 @@ mod tests {
         history.append(at(&table(vec![known]), 100, 99));
         let relation = TableSchema { origin: Origin::Catalog, ..at(&a(), 200, 199) };
         assert_eq!(history.append(relation), Appended::Known);
+    }
+
+    fn dated(schema: TableSchema, at: i64) -> TableSchema {
+        TableSchema { committed_at: Some(Moment(at)), ..schema }
+    }
+
+    fn end(commit: u64, message: u64, why: Ended) -> Tombstone {
+        let snapshot = SnapshotId { commit: Lsn(commit), message: Lsn(message) };
+        Tombstone { oid: 7, name: a().name, snapshot, why, at: Some(Moment(commit as i64 * 10)) }
+    }
+
+    fn shown(entry: Option<Entry>) -> String {
+        match entry {
+            None => "none".to_owned(),
+            Some(Entry::Version(version)) => version.snapshot.to_string(),
+            Some(Entry::Ended(tombstone)) => format!("{} {}", tombstone.why.as_str(), tombstone.snapshot),
+        }
+    }
+
+    #[test]
+    fn a_moment_finds_the_version_that_was_the_newest_then() {
+        let mut history = History::default();
+        for (schema, commit) in [(a(), 10), (b(), 20), (a(), 30)] {
+            history.append(dated(at(&schema, commit, commit - 1), commit as i64 * 10));
+        }
+        let found = |moment: i64| shown(history.at_time(7, Moment(moment)));
+        assert_eq!(
+            [found(99), found(100), found(199), found(200), found(i64::MAX)],
+            ["none", "10:9", "10:9", "20:19", "30:29"]
+        );
+        assert_eq!(shown(history.at_lsn(7, Lsn(19))), "10:9");
+        assert_eq!(shown(history.at_lsn(7, Lsn(20))), "20:19");
+        assert_eq!(shown(history.at_time(8, Moment(0))), "none");
+    }
+
+    #[test]
+    fn of_two_commits_whose_times_are_in_the_other_order_the_later_one_counts() {
+        let mut history = History::default();
+        history.append(dated(at(&a(), 10, 9), 105));
+        history.append(dated(at(&b(), 11, 10), 104));
+        assert_eq!(shown(history.at_time(7, Moment(104))), "11:10");
+        assert_eq!(shown(history.at_time(7, Moment(200))), "11:10");
+    }
+
+    #[test]
+    fn versions_of_before_times_were_kept_are_older_than_all_that_have_one() {
+        let mut history = History::from_stored([at(&a(), 10, 9), at(&b(), 20, 19)]);
+        history.append(dated(at(&a(), 30, 29), 300));
+        assert_eq!(shown(history.at_time(7, Moment(299))), "20:19");
+        assert_eq!(shown(history.at_time(7, Moment(300))), "30:29");
+    }
+
+    #[test]
+    fn a_version_that_is_one_after_all_has_the_time_at_which_it_came_again() {
+        let mut history = History::default();
+        history.append(dated(at(&a(), 10, 5), 100));
+        history.append(dated(at(&a(), 30, 25), 300));
+        history.append(dated(at(&b(), 20, 0), 200));
+        assert_eq!(history.get(7, "30:25".parse().unwrap()).unwrap().committed_at, Some(Moment(300)));
+    }
+
+    #[test]
+    fn a_table_that_is_gone_leaves_a_tombstone_and_the_same_end_leaves_one() {
+        let mut history = History::default();
+        history.append(dated(at(&a(), 10, 5), 100));
+        assert_eq!(history.append_end(end(20, 15, Ended::Dropped)), Appended::New);
+        // By its message again, and as the next look at the catalog finds it.
+        assert_eq!(history.append_end(end(20, 15, Ended::Dropped)), Appended::Known);
+        assert_eq!(history.append_end(end(25, 0, Ended::Dropped)), Appended::Known);
+        assert_eq!(history.append_end(end(18, 0, Ended::Dropped)), Appended::Known);
+        assert_eq!(shown(history.at_lsn(7, Lsn(30))), "dropped 20:15");
+        assert_eq!(shown(history.at_time(7, Moment(199))), "10:5");
+        assert_eq!(history.ended(), [(SnapshotId { commit: Lsn(20), message: Lsn(15) }, 7)]);
+        // Rows of before the end still find their version.
+        assert_eq!(at_row(&history, 19, 18), "10:5");
+        let loaded = History::from_stored([at(&a(), 10, 5)]).with_ended([end(20, 15, Ended::Dropped)]);
+        assert_eq!(shown(loaded.at_lsn(7, Lsn(30))), "dropped 20:15");
+    }
+
+    #[test]
+    fn a_table_that_comes_back_into_the_publication_has_a_version_behind_its_tombstone() {
+        let mut history = History::default();
+        history.append(at(&a(), 10, 5));
+        history.append_end(end(20, 0, Ended::Unpublished));
+        assert_eq!(history.append(at(&a(), 30, 0)), Appended::New);
+        assert_eq!(history.append_end(end(20, 0, Ended::Unpublished)), Appended::Known);
+        assert_eq!(history.ended(), []);
+        assert_eq!(history.append_end(end(40, 0, Ended::Unpublished)), Appended::New);
+        let entries: Vec<String> = history.entries(7).into_iter().map(|entry| shown(Some(entry))).collect();
+        assert_eq!(entries, ["10:5", "unpublished 20:0", "30:0", "unpublished 40:0"]);
+    }
+
+    #[test]
+    fn old_versions_go_when_no_row_to_come_and_no_destination_needs_them() {
+        let mut history = History::default();
+        for commit in 1..=6_u64 {
+            let schema = if commit % 2 == 0 { a() } else { b() };
+            history.append(at(&schema, commit * 100, commit * 100 - 1));
+        }
+        let removable = |keep: usize, rows_from: u64, applied: Option<&str>| {
+            let applied = applied.map(|id| id.parse().unwrap());
+            let ids = history.removable(7, keep, Lsn(rows_from), applied);
+            ids.iter().map(ToString::to_string).collect::<Vec<_>>()
+        };
+        assert_eq!(removable(2, 1000, None), ["100:99", "200:199", "300:299", "400:399"]);
+        assert_eq!(removable(4, 1000, None), ["100:99", "200:199"]);
+        assert_eq!(removable(6, 1000, None), [] as [&str; 0]);
+        assert_eq!(removable(0, 1000, None).len(), 5, "the newest stays");
+        // A row written at 300 may be of a transaction that had not seen the commit there.
+        assert_eq!(removable(2, 300, None), ["100:99"]);
+        assert_eq!(removable(2, 301, None), ["100:99", "200:199"]);
+        // A plan from the applied version on looks at all that came with it and behind it.
+        assert_eq!(removable(2, 1000, Some("200:199")), ["100:99"]);
+        assert_eq!(removable(2, 1000, Some("100:99")), [] as [&str; 0]);
+        history.append_end(end(150, 0, Ended::Unpublished));
+        history.remove(7, &["100:99".parse().unwrap(), "200:199".parse().unwrap()]);
+        assert_eq!(ids(&history)[0], "300:299");
+        assert_eq!(history.entries(7).len(), 4, "an end before the first version is no part of the history");
+        assert_eq!((history.longer_than(3), history.longer_than(4)), (vec![7], vec![]));
     }
 
     #[test]

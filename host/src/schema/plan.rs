@@ -131,7 +131,7 @@ fn temporary_name(before: &TableSchema, after: &TableSchema, next: &mut u32) -> 
 /// Everything of one column but its name. What stands in the way of the new type goes
 /// before it, what needs the new type comes after it.
 fn alter(old: &Column, new: &Column, steps: &mut Vec<Step>) {
-    let retyped = type_of(old) != type_of(new);
+    let retyped = type_of(old) != type_of(new) || regenerated(old, new);
     let redefaulted = old.default_literal != new.default_literal;
     let mut current = Column { name: new.name.clone(), ..old.clone() };
     let mut run = |kind: StepKind, change: &dyn Fn(&mut Column)| {
@@ -152,7 +152,10 @@ fn alter(old: &Column, new: &Column, steps: &mut Vec<Step>) {
                 nullable: column.nullable,
                 key_position: column.key_position,
                 identity: column.identity,
-                default_expression: column.default_expression.clone(),
+                default_expression: match new.generated {
+                    true => new.default_expression.clone(),
+                    false => column.default_expression.clone(),
+                },
                 default_literal: column.default_literal.clone(),
                 ..new.clone()
             };
@@ -167,6 +170,12 @@ fn alter(old: &Column, new: &Column, steps: &mut Vec<Step>) {
     if old.nullable && !new.nullable {
         run(StepKind::SetNotNull, &|column| column.nullable = false);
     }
+}
+
+/// SET EXPRESSION rewrites the rows that are there without changes of them (P28), as a
+/// change of type does.
+fn regenerated(old: &Column, new: &Column) -> bool {
+    old.generated && new.generated && old.default_expression != new.default_expression
 }
 
 /// What makes a type another type. A type that was only renamed keeps its oid, and
@@ -296,6 +305,21 @@ mod tests {
         let required = Column { nullable: false, ..plain.clone() };
         assert_eq!(kinds(&plain, &required), [StepKind::SetNotNull]);
         assert_eq!(kinds(&required, &plain), [StepKind::DropNotNull]);
+    }
+
+    #[test]
+    fn another_generation_expression_is_a_rewrite_and_its_end_is_none() {
+        let generated = |expression: &str| Column {
+            generated: true,
+            default_expression: Some(expression.to_owned()),
+            ..column(1, "a", "int4")
+        };
+        let change = planned(vec![generated("(n * 2)")], vec![generated("(n * 3)")]);
+        assert_eq!(outline(&change), ["alter-type a>a"]);
+        assert_eq!(change.steps[0].after, Some(generated("(n * 3)")));
+        assert_eq!(planned(vec![generated("(n * 2)")], vec![generated("(n * 2)")]).steps, []);
+        // DROP EXPRESSION: the values stay.
+        assert_eq!(planned(vec![generated("(n * 2)")], vec![column(1, "a", "int4")]).steps, []);
     }
 
     #[test]

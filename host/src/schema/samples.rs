@@ -11,6 +11,7 @@ pub(crate) fn column(ordinal: u16, name: &str, base: &str) -> Column {
         declared: base.to_owned(),
         base: base.to_owned(),
         element: None,
+        delimiter: None,
         type_oid: match base {
             "int4" => 23,
             "int8" => 20,
@@ -25,7 +26,9 @@ pub(crate) fn column(ordinal: u16, name: &str, base: &str) -> Column {
         identity: false,
         default_expression: None,
         default_literal: None,
+        generated: false,
         enum_labels: Vec::new(),
+        within: None,
     }
 }
 
@@ -37,6 +40,10 @@ pub(crate) fn table(columns: Vec<Column>) -> TableSchema {
         snapshot: SnapshotId::default(),
         origin: Origin::Message,
         replica_identity: ReplicaIdentity::Default,
+        highest: columns.iter().map(|column| column.ordinal).max().unwrap_or_default(),
+        listed: false,
+        rewritten: false,
+        committed_at: None,
         columns,
     }
 }

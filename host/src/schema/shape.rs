@@ -12,7 +12,7 @@ const ENCODING: &str = "tidegate shape 1";
 
 impl TableSchema {
     /// The shape id: SHA-256, in lower-case hexadecimal, over the canonical encoding
-    /// of the published columns.
+    /// of the published columns (`docs/shape.md`, with test vectors).
     ///
     /// The encoding is, one behind the other: the text `tidegate shape 1`; the number
     /// of columns (u32); and for each column, in ordinal order, its ordinal (u16),
@@ -72,6 +72,35 @@ mod tests {
         let shape = table(vec![id, price]).shape();
         assert_eq!(shape, expected);
         assert_eq!(shape, "46d6e729b419bcdc9ece7c5c234494f156ea304ab709623a01cf1b4228ca55db");
+    }
+
+    #[test]
+    fn the_vectors_in_the_documentation_are_right() {
+        use serde_json::Value;
+        use sha2::{Digest, Sha256};
+        let page = include_str!("../../../docs/shape.md");
+        let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+        let vectors: Vec<Value> =
+            page.lines().filter(|line| line.starts_with('{')).map(|line| serde_json::from_str(line).unwrap()).collect();
+        assert!(vectors.len() >= 5);
+        for vector in &vectors {
+            let columns = vector["columns"].as_array().unwrap().iter().map(|told| {
+                let number = |name: &str| told[name].as_u64().unwrap() as u16;
+                let mut column = column(number("ordinal"), told["name"].as_str().unwrap(), "text");
+                column.declared = told["declared"].as_str().unwrap().to_owned();
+                column.nullable = told["nullable"].as_bool().unwrap();
+                column.key_position = Some(number("key_position")).filter(|place| *place > 0);
+                column.identity = told["identity"].as_bool().unwrap();
+                column
+            });
+            assert_eq!(table(columns.collect()).shape(), vector["shape"].as_str().unwrap(), "{vector}");
+            let encoding = vector["encoding"].as_str().unwrap().as_bytes();
+            let bytes: Vec<u8> = encoding
+                .chunks(2)
+                .map(|pair| u8::from_str_radix(std::str::from_utf8(pair).unwrap(), 16).unwrap())
+                .collect();
+            assert_eq!(hex(&Sha256::digest(&bytes)), vector["shape"].as_str().unwrap(), "{vector}");
+        }
     }
 
     #[test]

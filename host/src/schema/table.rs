@@ -1,9 +1,11 @@
 //! One version of one table's schema, as far as it is replicated.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use super::moment::Moment;
 use crate::position::SnapshotId;
 
 /// Schema-qualified name of a table at the source, or where it goes.
@@ -87,6 +89,10 @@ pub struct Column {
     pub base: String,
     /// For arrays: the base type of the elements (domains resolved).
     pub element: Option<String>,
+    /// For arrays: what stands between the elements (`pg_type.typdelim`), if it is not
+    /// the comma.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub delimiter: Option<char>,
     /// `pg_attribute.atttypid`, as RELATION messages carry it.
     pub type_oid: u32,
     /// `pg_attribute.atttypmod`, as RELATION messages carry it.
@@ -99,13 +105,44 @@ pub struct Column {
     pub key_position: Option<u16>,
     /// Part of the replica identity.
     pub identity: bool,
-    /// `pg_get_expr` of the default.
+    /// `pg_get_expr` of the default; of a generated column, of what it is generated from.
     pub default_expression: Option<String>,
     /// The literal that the default stands for, if it is one.
     pub default_literal: Option<Literal>,
+    /// GENERATED ALWAYS AS: its values follow from other columns of the row.
+    #[serde(default)]
+    pub generated: bool,
     /// Labels of an enum in their order.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub enum_labels: Vec<String>,
+    /// What the text of its values is made of beside its type's own name; none if that is
+    /// not known, as from an older trigger.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub within: Option<Within>,
+}
+
+/// The enums and row types that a column's type is or has in it, by oid: an enum's labels in
+/// their order, a row type's attributes as ordinal and type oid.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Within(pub BTreeMap<String, Vec<String>>);
+
+impl Within {
+    /// Whether values that were there read differently after `after`, although no row was
+    /// changed: a label was renamed, or a row type has other attributes (P28). Labels that
+    /// were added change none.
+    pub fn reads_differently(&self, after: &Within) -> bool {
+        self.0.iter().any(|(oid, parts)| match after.0.get(oid) {
+            Some(now) if oid.starts_with('e') => {
+                let mut now = now.iter();
+                !parts.iter().all(|label| now.any(|other| other == label))
+            }
+            Some(now) => now != parts,
+            // Another type has its place, which is a change of the column's own type or of
+            // the row type that it was in.
+            None => false,
+        })
+    }
 }
 
 /// One version of one table's schema: the published columns in ordinal order.
@@ -123,6 +160,20 @@ pub struct TableSchema {
     pub replica_identity: ReplicaIdentity,
     /// Published columns, in ordinal order.
     pub columns: Vec<Column>,
+    /// The highest ordinal of the table's columns, published or not.
+    #[serde(default)]
+    pub highest: u16,
+    /// The publication names its columns: another one does not come by being added.
+    #[serde(default)]
+    pub listed: bool,
+    /// Rows that were there may have got other values with it, without a change of them
+    /// (P28).
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub rewritten: bool,
+    /// When the transaction that it came with was committed at the source, or its copy's
+    /// snapshot was taken. None of a version that was stored before times were kept.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub committed_at: Option<Moment>,
 }
 
 impl TableSchema {
@@ -152,5 +203,33 @@ impl TableSchema {
         key.sort_unstable();
         let whole = key.iter().enumerate().all(|(index, (position, _))| usize::from(*position) == index + 1);
         if whole { key.into_iter().map(|(_, ordinal)| ordinal).collect() } else { Vec::new() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn within(parts: &[(&str, &[&str])]) -> Within {
+        let text = |part: &&str| (*part).to_owned();
+        Within(parts.iter().map(|(oid, parts)| ((*oid).to_owned(), parts.iter().map(text).collect())).collect())
+    }
+
+    #[test]
+    fn a_label_that_is_added_changes_no_value_and_one_that_is_renamed_does() {
+        let before = within(&[("e1", &["low", "high"])]);
+        assert!(!before.reads_differently(&before));
+        assert!(!before.reads_differently(&within(&[("e1", &["none", "low", "mid", "high", "top"])])));
+        assert!(before.reads_differently(&within(&[("e1", &["low", "highest"])])));
+        assert!(before.reads_differently(&within(&[("e1", &["high", "low"])])));
+        assert!(!before.reads_differently(&within(&[])));
+    }
+
+    #[test]
+    fn a_row_type_with_other_attributes_makes_its_values_read_differently() {
+        let before = within(&[("c1", &["1 23", "2 25"]), ("e2", &["a"])]);
+        assert!(!before.reads_differently(&within(&[("c1", &["1 23", "2 25"]), ("e2", &["a", "b"]), ("c3", &[])])));
+        assert!(before.reads_differently(&within(&[("c1", &["1 23", "2 25", "3 23"]), ("e2", &["a"])])));
+        assert!(before.reads_differently(&within(&[("c1", &["1 23"]), ("e2", &["a"])])));
     }
 }

@@ -59,11 +59,10 @@ pub fn column_to_wire(column: &Column) -> wire::Column {
 }
 
 fn details(column: &Column) -> Vec<(String, String)> {
-    if column.enum_labels.is_empty() {
-        return Vec::new();
-    }
-    let labels = serde_json::Value::from(column.enum_labels.clone());
-    vec![("enum-labels".to_owned(), labels.to_string())]
+    let labels = || serde_json::Value::from(column.enum_labels.clone()).to_string();
+    let labels = (!column.enum_labels.is_empty()).then(|| ("enum-labels".to_owned(), labels()));
+    let delimiter = column.delimiter.map(|delimiter| ("delimiter".to_owned(), delimiter.to_string()));
+    labels.into_iter().chain(delimiter).collect()
 }
 
 #[derive(Debug, Default, PartialEq, Eq)]

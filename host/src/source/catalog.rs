@@ -5,7 +5,7 @@ use super::config::SourceConfig;
 use super::errors::{self, sql_error};
 pub use super::picture::schema_from_picture;
 use super::session::Session;
-pub use super::tables::{PublishedTable, published_tables, table_schema};
+pub use super::tables::{PublishedTable, published_tables, row_filters, table_schema, table_schemas};
 use super::trigger;
 pub use super::trigger::TriggerState;
 use crate::error::{Error, Result};
@@ -56,7 +56,7 @@ pub struct SlotFacts {
 /// would meet it.
 ///
 /// Errors: `source.version`, `source.standby`, `source.wal-level`,
-/// `source.role-replication`, `publication.missing`, `source.select`,
+/// `source.encoding`, `source.role-replication`, `publication.missing`, `source.select`,
 /// `slot.foreign`, `slot.lost`, `slot.none-free`, `source.synchronous`; and
 /// `source.sql`, `source.connection-lost`.
 pub async fn check_source(session: &Session, config: &SourceConfig) -> Result<SourceFacts> {
@@ -69,6 +69,15 @@ pub async fn check_source(session: &Session, config: &SourceConfig) -> Result<So
     }
     check_synchronous(&server.synchronous, config)?;
     let mut warnings = publication.warnings;
+    if server.standby_without_feedback {
+        warnings.push(
+            Error::no(
+                "source.standby-feedback",
+                "the source is a standby with hot_standby_feedback = off: its primary may remove what the slot needs, and then the slot is lost",
+            )
+            .next("Set hot_standby_feedback = on at the standby, and primary_slot_name to a physical slot of the primary."),
+        );
+    }
     if server.free_slots < if slot.is_none() { 2 } else { 1 } {
         warnings.push(
             Error::transient("slot.none-free", "no replication slot is left for initial copies")
@@ -90,6 +99,7 @@ struct Server {
     version_num: u32,
     free_slots: i64,
     synchronous: String,
+    standby_without_feedback: bool,
 }
 
 async fn server(session: &Session, config: &SourceConfig) -> Result<Server> {
@@ -101,7 +111,9 @@ async fn server(session: &Session, config: &SourceConfig) -> Result<Server> {
                    OR EXISTS (SELECT FROM pg_roles m WHERE m.rolname = 'rds_replication'
                               AND pg_has_role(session_user, m.oid, 'MEMBER')),
                current_setting('max_replication_slots')::int8 - (SELECT count(*) FROM pg_replication_slots),
-               current_setting('synchronous_standby_names')";
+               current_setting('synchronous_standby_names'),
+               pg_is_in_recovery() AND NOT current_setting('hot_standby_feedback')::bool,
+               current_setting('server_encoding')";
     let row = session.query_one(QUERY, &[]).await.map_err(|error| sql_error(&error, "checking the server"))?;
     let at = config.endpoint();
     let version: i32 = row.get(0);
@@ -116,10 +128,32 @@ async fn server(session: &Session, config: &SourceConfig) -> Result<Server> {
     if row.get::<_, &str>(3) != "logical" {
         return Err(errors::wal_level(config, row.get(3)));
     }
+    if row.get::<_, &str>(8) == "SQL_ASCII" {
+        return Err(encoding(config));
+    }
     if !row.get::<_, Option<bool>>(4).unwrap_or(false) {
         return Err(errors::role_replication(config));
     }
-    Ok(Server { version_num: version.unsigned_abs(), free_slots: row.get(5), synchronous: row.get(6) })
+    Ok(Server {
+        version_num: version.unsigned_abs(),
+        free_slots: row.get(5),
+        synchronous: row.get(6),
+        standby_without_feedback: row.get(7),
+    })
+}
+
+/// Nobody knows what the bytes of such a database mean, and the server ends a stream at
+/// the first value that is not UTF-8.
+fn encoding(config: &SourceConfig) -> Error {
+    Error::no(
+        "source.encoding",
+        format!(
+            "{}: database {} has the encoding SQL_ASCII: its texts are bytes in no certain encoding",
+            config.endpoint(),
+            config.database
+        ),
+    )
+    .next("Move the data to a database with a real encoding: dump it, and restore with the right client_encoding.")
 }
 
 struct Publication {
@@ -143,37 +177,28 @@ async fn publication(session: &Session, config: &SourceConfig) -> Result<Publica
         kinds.iter().enumerate().filter(|(index, _)| !row.get::<_, bool>(index + 2)).map(|(_, kind)| *kind).collect();
     let mut warnings = Vec::new();
     if !left_out.is_empty() {
-        warnings.push(
-            Error::permanent(
-                "publication.publish",
-                format!(
-                    "publication `{}` leaves out {}: destinations will differ",
-                    config.publication,
-                    left_out.join(", ")
-                ),
-            )
-            .next("Run ALTER PUBLICATION … SET (publish = 'insert, update, delete, truncate'); unless it is meant."),
-        );
+        warnings.push(errors::publication_publish(&config.publication, &left_out.join(", ")));
     }
     Ok(Publication { oid: row.get(0), via_root: row.get(1), warnings })
 }
 
 /// A copy reads the tables: without SELECT it would fail in the middle.
 async fn check_select(session: &Session, config: &SourceConfig) -> Result<()> {
-    const QUERY: &str = "
-        SELECT format('%I.%I', n.nspname, c.relname)
-        FROM pg_publication p
-        CROSS JOIN LATERAL pg_get_publication_tables(p.pubname::text) g
-        JOIN pg_class c ON c.oid = g.relid
-        JOIN pg_namespace n ON n.oid = c.relnamespace
-        WHERE p.pubname = $1 AND n.nspname <> 'tidegate'
-          AND (NOT has_schema_privilege(n.oid, 'USAGE')
-               OR NOT has_table_privilege(c.oid, 'SELECT') AND EXISTS (
-                   SELECT FROM pg_attribute a
-                   WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
-                     AND coalesce(nullif(to_jsonb(g) -> 'attrs', 'null') @> to_jsonb(a.attnum), a.attgenerated = '')
-                     AND NOT has_column_privilege(c.oid, a.attnum, 'SELECT')))
-        ORDER BY 1";
+    const QUERY: &str = concat!(
+        include_str!("sql/published.sql"),
+        "SELECT format('%I.%I', n.nspname, c.relname)
+         FROM published g
+         JOIN pg_class c ON c.oid = g.oid
+         JOIN pg_namespace n ON n.oid = c.relnamespace
+         WHERE n.nspname <> 'tidegate'
+           AND (NOT has_schema_privilege(n.oid, 'USAGE')
+                OR NOT has_table_privilege(c.oid, 'SELECT') AND EXISTS (
+                    SELECT FROM pg_attribute a
+                    WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+                      AND coalesce(g.columns @> to_jsonb(a.attnum), a.attgenerated = '')
+                      AND NOT has_column_privilege(c.oid, a.attnum, 'SELECT')))
+         ORDER BY 1"
+    );
     let rows = session.query(QUERY, &[&config.publication]).await;
     let rows = rows.map_err(|error| sql_error(&error, "checking privileges"))?;
     if rows.is_empty() {
@@ -191,8 +216,9 @@ async fn check_select(session: &Session, config: &SourceConfig) -> Result<()> {
 async fn slot(session: &Session, config: &SourceConfig) -> Result<Option<SlotFacts>> {
     const QUERY: &str = "
         SELECT plugin::text, active_pid, coalesce(confirmed_flush_lsn, '0/0')::text, restart_lsn::text,
-               wal_status, database::text, slot_type, current_database()::text
-        FROM pg_replication_slots WHERE slot_name = $1";
+               wal_status, database::text, slot_type, current_database()::text,
+               to_jsonb(s) ->> 'invalidation_reason'
+        FROM pg_replication_slots s WHERE slot_name = $1";
     let row = session.query_opt(QUERY, &[&config.slot]).await;
     let Some(row) = row.map_err(|error| sql_error(&error, "checking the slot"))? else { return Ok(None) };
     let plugin: Option<String> = row.get(0);
@@ -222,7 +248,9 @@ async fn slot(session: &Session, config: &SourceConfig) -> Result<Option<SlotFac
         database,
     };
     if facts.wal_status.as_deref() == Some("lost") {
-        return Err(errors::slot_lost(config, &config.slot, "wal_status is lost"));
+        // PostgreSQL 17 and later say why.
+        let why = row.get::<_, Option<&str>>(8).map_or(String::new(), |reason| format!(" ({reason})"));
+        return Err(errors::slot_lost(config, &config.slot, &format!("wal_status is lost{why}")));
     }
     Ok(Some(facts))
 }

@@ -88,6 +88,8 @@ pub struct SourceConfig {
     pub publication: String,
     /// Replication slot: `tidegate_<pipeline>`.
     pub slot: String,
+    /// Whether large transactions are taken before they end, where the server can.
+    pub streaming: bool,
 }
 
 impl SourceConfig {
@@ -131,7 +133,14 @@ impl SourceConfig {
             host,
             publication: publication.to_owned(),
             slot,
+            streaming: true,
         })
+    }
+
+    /// The same with this password.
+    pub fn with_password(mut self, password: String) -> SourceConfig {
+        self.password = Some(Password(password));
+        self
     }
 
     pub(super) fn password(&self) -> Option<&str> {

@@ -131,9 +131,41 @@ pub(super) fn publication_missing(config: &SourceConfig, there_are: Option<&[Str
     )
     .exit(Exit::No)
     .next(format!(
-        "Create it before the slot (CREATE PUBLICATION {} FOR TABLE …;), or correct `publication` in [source].",
+        "Create it before the slot (CREATE PUBLICATION {} FOR TABLE …;), or correct `publication` in [source], also after a rename.",
         crate::schema::table::quote_identifier(&config.publication)
     ))
+}
+
+/// The publication does not send all that happens.
+pub(super) fn publication_publish(publication: &str, left_out: &str) -> Error {
+    Error::permanent(
+        "publication.publish",
+        format!("publication `{publication}` leaves out {left_out}: destinations will differ"),
+    )
+    .next("Run ALTER PUBLICATION … SET (publish = 'insert, update, delete, truncate'), after which all tables are copied again; unless it is meant.")
+}
+
+/// The publication that the stream comes from is gone (P23).
+pub fn publication_gap(publication: &str) -> Error {
+    Error::permanent(
+        "publication.gap",
+        format!(
+            "publication `{publication}` is not there any more: it was renamed or dropped, and what came before that was read"
+        ),
+    )
+    .next("If it was renamed, put the new name into `publication` of [source] and start `tidegate run` again: it goes on where it was. If it was dropped, create it again and start `tidegate run` again: all tables are copied anew. If this comes again, a transaction lies across the change: begin with a new state directory and a new slot.")
+}
+
+/// A warning in the stream that is as bad as an error: PostgreSQL 18 leaves out the
+/// changes of a publication that was not there yet, or not any more, and goes on; older
+/// servers end the stream.
+pub(super) fn left_out(config: &SourceConfig, warning: &ServerError) -> Option<Error> {
+    is_left_out(warning).then(|| publication_missing(config, None))
+}
+
+/// See [`left_out`].
+pub(super) fn is_left_out(warning: &ServerError) -> bool {
+    warning.state == "55000" && warning.routine == "LoadPublications"
 }
 
 /// An error of the server on a replication command or in the stream of `slot`.
@@ -195,7 +227,11 @@ pub fn sql_error(error: &tokio_postgres::Error, doing: &str) -> Error {
             Error::permanent("source.sql", format!("{doing}: {error}{source}"))
         };
     };
-    let server = ServerError::of_db(db);
+    refused(&ServerError::of_db(db), doing)
+}
+
+/// What the server answered to an SQL statement.
+pub(super) fn refused(server: &ServerError, doing: &str) -> Error {
     let said = server.said();
     match server.state.as_str() {
         "42501" => {

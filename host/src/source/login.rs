@@ -1,5 +1,5 @@
-//! Startup and authentication of the replication connection, and its messages
-//! until it streams.
+//! Startup and authentication of the connections that are our own, and their messages
+//! until rows come.
 
 use std::io;
 
@@ -68,12 +68,28 @@ impl Wire {
     }
 }
 
-/// Dials, starts a logical replication session and authenticates.
-pub(super) async fn log_in(config: &SourceConfig) -> Result<(Wire, Option<CancelKey>)> {
-    tokio::time::timeout(config.connect_timeout, open(config)).await.map_err(|_| dial::timed_out(config))?
+/// What a connection is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Purpose {
+    /// Replication commands, and the stream.
+    Replication,
+    /// SQL.
+    Sql,
 }
 
-async fn open(config: &SourceConfig) -> Result<(Wire, Option<CancelKey>)> {
+impl CancelKey {
+    /// Of the server's process.
+    pub(super) fn process_id(self) -> i32 {
+        self.process_id
+    }
+}
+
+/// Dials, starts a session and authenticates.
+pub(super) async fn log_in(config: &SourceConfig, purpose: Purpose) -> Result<(Wire, Option<CancelKey>)> {
+    tokio::time::timeout(config.connect_timeout, open(config, purpose)).await.map_err(|_| dial::timed_out(config))?
+}
+
+async fn open(config: &SourceConfig, purpose: Purpose) -> Result<(Wire, Option<CancelKey>)> {
     let Dialled { stream, binding } = dial::dial(config).await?;
     let mut wire = Wire { stream, read: BytesMut::with_capacity(READ_BYTES) };
     let mut startup = BytesMut::new();
@@ -81,14 +97,15 @@ async fn open(config: &SourceConfig) -> Result<(Wire, Option<CancelKey>)> {
         ("user", config.user.as_str()),
         ("database", config.database.as_str()),
         ("application_name", config.application_name.as_str()),
-        ("replication", "database"),
     ];
-    frontend::startup_message(fixed.into_iter().chain(PINNED), &mut startup).map_err(errors::protocol)?;
+    let replication = (purpose == Purpose::Replication).then_some(("replication", "database"));
+    let parameters = fixed.into_iter().chain(replication).chain(PINNED);
+    frontend::startup_message(parameters, &mut startup).map_err(errors::protocol)?;
     wire.send(&startup).await.map_err(|error| dial::unreachable(config, &error))?;
-    authenticate(&mut wire, config, binding).await?;
+    authenticate(&mut wire, config, binding, purpose).await?;
     let mut key = None;
     loop {
-        match receive(&mut wire, config).await? {
+        match receive(&mut wire, config, purpose).await? {
             Message::BackendKeyData(body) => {
                 key = Some(CancelKey { process_id: body.process_id(), secret_key: body.secret_key() });
             }
@@ -98,10 +115,11 @@ async fn open(config: &SourceConfig) -> Result<(Wire, Option<CancelKey>)> {
     }
 }
 
-async fn receive(wire: &mut Wire, config: &SourceConfig) -> Result<Message> {
+async fn receive(wire: &mut Wire, config: &SourceConfig, purpose: Purpose) -> Result<Message> {
     match wire.receive().await {
         Ok(Message::ErrorResponse(body)) => {
-            Err(errors::connecting(config, &ServerError::of_fields(body.fields()), true))
+            let error = ServerError::of_fields(body.fields());
+            Err(errors::connecting(config, &error, purpose == Purpose::Replication))
         }
         Ok(message) => Ok(message),
         Err(error) if error.kind() == io::ErrorKind::InvalidInput => Err(errors::protocol(error)),
@@ -109,8 +127,13 @@ async fn receive(wire: &mut Wire, config: &SourceConfig) -> Result<Message> {
     }
 }
 
-async fn authenticate(wire: &mut Wire, config: &SourceConfig, binding: Option<Vec<u8>>) -> Result<()> {
-    let request = receive(wire, config).await?;
+async fn authenticate(
+    wire: &mut Wire,
+    config: &SourceConfig,
+    binding: Option<Vec<u8>>,
+    purpose: Purpose,
+) -> Result<()> {
+    let request = receive(wire, config, purpose).await?;
     let mut answer = BytesMut::new();
     match request {
         Message::AuthenticationOk => return Ok(()),
@@ -121,7 +144,7 @@ async fn authenticate(wire: &mut Wire, config: &SourceConfig, binding: Option<Ve
             let hash = md5_hash(config.user.as_bytes(), password(config)?, body.salt());
             frontend::password_message(hash.as_bytes(), &mut answer).map_err(errors::protocol)?;
         }
-        Message::AuthenticationSasl(body) => scram(wire, config, &body, binding).await?,
+        Message::AuthenticationSasl(body) => scram(wire, config, &body, binding, purpose).await?,
         _ => {
             return Err(Error::no(
                 "source.password",
@@ -133,7 +156,7 @@ async fn authenticate(wire: &mut Wire, config: &SourceConfig, binding: Option<Ve
     if !answer.is_empty() {
         wire.send(&answer).await.map_err(|error| dial::unreachable(config, &error))?;
     }
-    match receive(wire, config).await? {
+    match receive(wire, config, purpose).await? {
         Message::AuthenticationOk => Ok(()),
         _ => Err(errors::protocol("no end of the authentication")),
     }
@@ -146,6 +169,7 @@ async fn scram(
     config: &SourceConfig,
     offered: &AuthenticationSaslBody,
     binding: Option<Vec<u8>>,
+    purpose: Purpose,
 ) -> Result<()> {
     let (mut plain, mut plus) = (false, false);
     let mut mechanisms = offered.mechanisms();
@@ -165,14 +189,14 @@ async fn scram(
     let mut answer = BytesMut::new();
     frontend::sasl_initial_response(mechanism, scram.message(), &mut answer).map_err(errors::protocol)?;
     wire.send(&answer).await.map_err(unreachable)?;
-    let Message::AuthenticationSaslContinue(body) = receive(wire, config).await? else {
+    let Message::AuthenticationSaslContinue(body) = receive(wire, config, purpose).await? else {
         return Err(errors::protocol("no SASL continuation"));
     };
     scram.update(body.data()).map_err(errors::protocol)?;
     answer.clear();
     frontend::sasl_response(scram.message(), &mut answer).map_err(errors::protocol)?;
     wire.send(&answer).await.map_err(unreachable)?;
-    let Message::AuthenticationSaslFinal(body) = receive(wire, config).await? else {
+    let Message::AuthenticationSaslFinal(body) = receive(wire, config, purpose).await? else {
         return Err(errors::protocol("no SASL end"));
     };
     scram.finish(body.data()).map_err(|_| {

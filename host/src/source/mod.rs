@@ -1,19 +1,24 @@
 //! The source: connections, the slot and its stream, the catalog, the DDL trigger.
 //!
-//! Two kinds of connection over one way to dial and one TLS configuration:
-//! [`session`] for SQL and COPY, [`replication`] for the write-ahead log.
+//! Three kinds of connection over one way to dial and one TLS configuration: [`session`]
+//! for SQL, [`copy_out`] for the rows of COPY, [`replication`] for the write-ahead log.
 
+mod buffer;
 pub mod catalog;
 pub mod config;
+pub mod copy_out;
 mod dial;
 mod errors;
 mod login;
+pub mod members;
 pub mod pgoutput;
 mod picture;
+pub mod publication;
 pub mod replication;
 pub mod session;
 mod tables;
 mod tls;
+pub mod transactions;
 pub mod trigger;
 pub mod wal;
 

@@ -1,7 +1,8 @@
-//! Decoding of pgoutput, protocol version 1 ("Logical Replication Message Formats"
-//! in the PostgreSQL manual). Nothing is copied but names; every length is checked.
+//! Decoding of pgoutput, protocol version 1, and of what version 2 puts around it
+//! ("Logical Replication Message Formats" in the PostgreSQL manual). Nothing is copied
+//! but names; every length is checked.
 
-use bytes::Bytes;
+use bytes::{BufMut, Bytes, BytesMut};
 
 use super::errors;
 use crate::error::Result;
@@ -62,6 +63,17 @@ pub enum Message {
         prefix: Bytes,
         /// Any bytes; anyone may have written them (P25).
         content: Bytes,
+    },
+    /// A row of an INSERT, UPDATE or DELETE that was not read, for it is too large.
+    Oversized {
+        /// `pg_class.oid`.
+        oid: u32,
+        /// Bytes of the message.
+        bytes: usize,
+        /// How many would have been read.
+        limit: usize,
+        /// The first cells of what was sent, as far as they were read.
+        beginning: Beginning,
     },
     /// The transaction came from another server.
     Origin,
@@ -129,6 +141,19 @@ pub struct OldTuple {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tuple(Bytes);
 
+/// The beginning of a row that was not read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Beginning(Bytes);
+
+impl Beginning {
+    /// The cells that are whole.
+    pub fn cells(&self) -> impl Iterator<Item = Cell<'_>> {
+        // Which of the rows it is, and how many columns it has.
+        let cells = Cells { rest: self.0.get(3..).unwrap_or_default(), left: u16::MAX };
+        cells.map_while(Result::ok)
+    }
+}
+
 /// A cell of a [`Tuple`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cell<'a> {
@@ -147,6 +172,40 @@ impl Tuple {
     #[cfg(test)]
     pub(crate) fn new(data: Bytes) -> Tuple {
         Tuple(data)
+    }
+
+    /// A row of these cells.
+    pub(crate) fn of_cells(cells: &[Cell<'_>]) -> Tuple {
+        let mut data = BytesMut::new();
+        data.put_u16(u16::try_from(cells.len()).unwrap_or(u16::MAX));
+        for cell in cells {
+            match cell {
+                Cell::Null => data.put_u8(b'n'),
+                Cell::Unchanged => data.put_u8(b'u'),
+                Cell::Text(value) | Cell::Binary(value) => {
+                    data.put_u8(if matches!(cell, Cell::Text(_)) { b't' } else { b'b' });
+                    data.put_u32(u32::try_from(value.len()).unwrap_or(u32::MAX));
+                    data.put_slice(value);
+                }
+            }
+        }
+        Tuple(data.freeze())
+    }
+
+    /// The same with the cells that were not sent, as far as the old row has them. Errors:
+    /// `source.protocol`.
+    pub fn filled(&self, old: &OldTuple) -> Result<Tuple> {
+        let mut cells = Vec::with_capacity(self.len().into());
+        let mut before = old.tuple.cells();
+        for cell in self.cells() {
+            cells.push(match (cell?, before.next().transpose()?) {
+                (Cell::Unchanged, Some(sent @ Cell::Text(_))) => sent,
+                // Of a key alone a null says nothing.
+                (Cell::Unchanged, Some(Cell::Null)) if old.whole => Cell::Null,
+                (cell, _) => cell,
+            });
+        }
+        Ok(Tuple::of_cells(&cells))
     }
 
     /// Number of columns.
@@ -224,11 +283,136 @@ pub fn decode(body: &Bytes) -> Result<Message> {
         b'D' => reader.delete(),
         b'T' => reader.truncate(),
         b'M' => reader.logical(),
+        OVERSIZED => reader.oversized(),
         b'O' => Some(Message::Origin),
         b'Y' => Some(Message::Type),
         other => return Err(errors::protocol(format_args!("pgoutput message {:?}", char::from(other)))),
     };
     message.ok_or_else(|| malformed(&format!("message {:?}", char::from(kind))))
+}
+
+/// Our own: stands for a message that was not read.
+const OVERSIZED: u8 = b'X';
+
+/// What becomes of a message that is too large to be read.
+pub(super) enum TooLarge {
+    /// A change: this stands for it.
+    Change(Bytes),
+    /// Nobody here wants it.
+    Unwanted,
+    /// Nothing goes on without it.
+    Needed,
+}
+
+/// From the beginning of a message, and its size. `streamed`: inside a stream block.
+pub(super) fn too_large(beginning: &[u8], bytes: usize, limit: usize, streamed: bool, wanted_prefix: &str) -> TooLarge {
+    let Some((tag, rest)) = beginning.split_first() else { return TooLarge::Needed };
+    let (xid, rest) = rest.split_at(if streamed { 4.min(rest.len()) } else { 0 });
+    match tag {
+        b'I' | b'U' | b'D' => {
+            let mut body = BytesMut::with_capacity(9 + beginning.len());
+            body.put_u8(OVERSIZED);
+            body.put_slice(xid);
+            // Both are below the server's own limit, which has 31 bits.
+            body.put_u32(bytes as u32);
+            body.put_u32(limit as u32);
+            body.put_slice(rest);
+            TooLarge::Change(body.freeze())
+        }
+        // Flags and LSN before the prefix.
+        b'M' if !rest.get(9..).is_some_and(|rest| rest.starts_with(wanted_prefix.as_bytes())) => TooLarge::Unwanted,
+        _ => TooLarge::Needed,
+    }
+}
+
+/// First bytes of what [`stream_message`] knows.
+pub(super) const STREAM_TAGS: [u8; 4] = *b"SEcA";
+
+/// A message about a transaction that is sent before it ends (protocol 2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum StreamMessage {
+    /// Changes of a transaction follow, its first ones or more.
+    Start { xid: u32, first: bool },
+    /// They end, for now.
+    Stop,
+    /// All of it committed.
+    Commit(StreamCommit),
+    /// A subtransaction is taken back; all of it, if that is the transaction's own id.
+    Abort { xid: u32, subxid: u32 },
+}
+
+/// STREAM COMMIT.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct StreamCommit {
+    /// Transaction id.
+    pub xid: u32,
+    flags: u8,
+    /// LSN of the commit record.
+    pub commit: Lsn,
+    /// End of it.
+    pub end: Lsn,
+    /// As the server counts, from 2000.
+    at: i64,
+}
+
+impl StreamCommit {
+    /// The body of the BEGIN that protocol 1 would have sent.
+    pub(super) fn begin_body(&self) -> Bytes {
+        let mut body = BytesMut::with_capacity(21);
+        body.put_u8(b'B');
+        body.put_u64(self.commit.0);
+        body.put_i64(self.at);
+        body.put_u32(self.xid);
+        body.freeze()
+    }
+
+    /// The body of its COMMIT.
+    pub(super) fn commit_body(&self) -> Bytes {
+        let mut body = BytesMut::with_capacity(26);
+        body.put_u8(b'C');
+        body.put_u8(self.flags);
+        body.put_u64(self.commit.0);
+        body.put_u64(self.end.0);
+        body.put_i64(self.at);
+        body.freeze()
+    }
+}
+
+/// Decodes a message about a streamed transaction; `None`: it is another one. Errors:
+/// `source.protocol`.
+pub(super) fn stream_message(body: &Bytes) -> Result<Option<StreamMessage>> {
+    let mut reader = Reader { body, rest: body };
+    let message = match reader.u8() {
+        Some(b'S') => reader.stream_start(),
+        Some(b'E') => Some(StreamMessage::Stop),
+        Some(b'c') => reader.stream_commit(),
+        Some(b'A') => reader.stream_abort(),
+        _ => return Ok(None),
+    };
+    message.map(Some).ok_or_else(|| malformed("a message about a streamed transaction"))
+}
+
+/// A message inside a stream block: as protocol 1 has it, but for the id of the
+/// (sub)transaction behind the tag.
+pub(super) struct StreamedChange<'a> {
+    pub tag: u8,
+    /// None for ORIGIN, which has none.
+    pub xid: Option<u32>,
+    /// What follows in protocol 1.
+    pub rest: &'a [u8],
+}
+
+/// Takes a message of a stream block apart. Errors: `source.protocol`.
+pub(super) fn streamed_change(body: &[u8]) -> Result<StreamedChange<'_>> {
+    let parts =
+        match body.split_first() {
+            Some((b'O', rest)) => Some(StreamedChange { tag: b'O', xid: None, rest }),
+            Some((tag, rest)) if b"RYMIUDTX".contains(tag) => rest
+                .split_first_chunk()
+                .map(|(xid, rest)| StreamedChange { tag: *tag, xid: Some(u32::from_be_bytes(*xid)), rest }),
+            _ => None,
+        };
+    parts.ok_or_else(|| malformed("a message in a stream block"))
 }
 
 struct Reader<'a> {
@@ -303,6 +487,11 @@ impl Reader<'_> {
         Some(tuple)
     }
 
+    fn oversized(&mut self) -> Option<Message> {
+        let (bytes, limit) = (self.u32()? as usize, self.u32()? as usize);
+        Some(Message::Oversized { oid: self.u32()?, bytes, limit, beginning: Beginning(self.slice(self.rest.len())?) })
+    }
+
     fn begin(&mut self) -> Option<Message> {
         Some(Message::Begin(Begin { final_lsn: self.lsn()?, committed_at: self.time()?, xid: self.u32()? }))
     }
@@ -312,6 +501,21 @@ impl Reader<'_> {
         let message = Message::Commit(Commit { commit: self.lsn()?, end: self.lsn()? });
         self.time()?;
         Some(message)
+    }
+
+    fn stream_start(&mut self) -> Option<StreamMessage> {
+        Some(StreamMessage::Start { xid: self.u32()?, first: self.u8()? != 0 })
+    }
+
+    fn stream_commit(&mut self) -> Option<StreamMessage> {
+        let (xid, flags) = (self.u32()?, self.u8()?);
+        let (commit, end) = (self.lsn()?, self.lsn()?);
+        let at = self.take().map(i64::from_be_bytes)?;
+        Some(StreamMessage::Commit(StreamCommit { xid, flags, commit, end, at }))
+    }
+
+    fn stream_abort(&mut self) -> Option<StreamMessage> {
+        Some(StreamMessage::Abort { xid: self.u32()?, subxid: self.u32()? })
     }
 
     fn relation(&mut self) -> Option<Message> {

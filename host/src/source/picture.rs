@@ -7,12 +7,12 @@ use super::errors;
 use crate::error::{Error, Result};
 use crate::position::SnapshotId;
 use crate::schema::defaults::column_literal;
-use crate::schema::table::{Column, Origin, ReplicaIdentity, TableName, TableSchema};
+use crate::schema::table::{Column, Origin, ReplicaIdentity, TableName, TableSchema, Within};
 
 /// The query behind every picture; `$1` is the oid.
 pub(super) const PICTURE: &str = include_str!("sql/picture.sql");
 /// The payload version that we write and read.
-pub(super) const VERSION: u64 = 1;
+const VERSION: u64 = 1;
 
 #[derive(Deserialize)]
 struct Picture {
@@ -32,6 +32,7 @@ struct PictureColumn {
     declared: String,
     base: String,
     element: Option<String>,
+    delimiter: Option<char>,
     type_oid: u32,
     typmod: i32,
     base_typmod: i32,
@@ -41,12 +42,17 @@ struct PictureColumn {
     default: Option<String>,
     generated: String,
     enum_labels: Option<Vec<String>>,
+    #[serde(default)]
+    within: Option<Within>,
 }
 
 #[derive(Deserialize)]
 struct PicturePublication {
     name: String,
     columns: Option<Vec<u16>>,
+    /// The columns are a list of the publication's own.
+    #[serde(default)]
+    listed: bool,
 }
 
 /// The schema of a table as `publication` shows it; None if it does not publish it.
@@ -72,6 +78,8 @@ pub fn schema_from_picture(
         None => column.generated.is_empty(),
     };
     let replica_identity = replica_identity(&picture.replica_identity)?;
+    let highest = picture.columns.iter().map(|column| column.ordinal).max().unwrap_or_default();
+    let listed = published.listed;
     let columns = picture.columns.into_iter().filter(shown).map(PictureColumn::into_column).collect();
     Ok(Some(TableSchema {
         oid: picture.oid,
@@ -80,6 +88,10 @@ pub fn schema_from_picture(
         origin,
         replica_identity,
         columns,
+        highest,
+        listed,
+        rewritten: false,
+        committed_at: None,
     }))
 }
 
@@ -91,6 +103,7 @@ impl PictureColumn {
             declared: self.declared,
             base: self.base,
             element: self.element,
+            delimiter: self.delimiter,
             type_oid: self.type_oid,
             typmod: self.typmod,
             base_typmod: self.base_typmod,
@@ -99,11 +112,14 @@ impl PictureColumn {
             identity: self.identity_column,
             default_expression: self.default,
             default_literal: None,
+            generated: !self.generated.is_empty(),
             enum_labels: self.enum_labels.unwrap_or_default(),
+            within: self.within,
         };
-        // A literal depends on the column's type: PostgreSQL leaves its cast out.
-        column.default_literal =
-            column.default_expression.as_deref().and_then(|expression| column_literal(expression, &column));
+        // A literal depends on the column's type: PostgreSQL leaves its cast out. What a
+        // column is generated from is no default, even where it is a constant.
+        let default = column.default_expression.as_deref().filter(|_| !column.generated);
+        column.default_literal = default.and_then(|expression| column_literal(expression, &column));
         column
     }
 }

@@ -11,8 +11,9 @@ use tokio::time::timeout;
 
 use super::config::SourceConfig;
 use super::errors::{self, ServerError};
-use super::login::{self, CancelKey, Wire};
+use super::login::{self, CancelKey, Purpose, Wire};
 use super::session;
+use super::transactions::Transactions;
 use super::wal::{self, Feedback, WalReader};
 use crate::error::{Error, Result};
 use crate::position::Lsn;
@@ -23,6 +24,10 @@ use crate::schema::table::quote_identifier;
 const CANCEL_AFTER: Duration = Duration::from_secs(1);
 /// How long the server may take to let go of a command that was cancelled.
 const CANCELLED_WITHIN: Duration = Duration::from_secs(5);
+/// `server_version_num` of the first server with failover slots.
+const FAILOVER_SINCE: u32 = 170_000;
+/// The first version whose pgoutput sends transactions before they end.
+const STREAMING_SINCE: u32 = 140_000;
 /// Blockers named in an error.
 const BLOCKERS: i64 = 10;
 
@@ -31,6 +36,7 @@ pub struct ReplicationConnection {
     wire: Wire,
     key: Option<CancelKey>,
     config: SourceConfig,
+    transactions: Option<Transactions>,
 }
 
 /// IDENTIFY_SYSTEM: which history this is (P8).
@@ -71,8 +77,18 @@ impl ReplicationConnection {
     /// Errors: those of [`session::connect`], and `source.role-replication`,
     /// `source.wal-senders`.
     pub async fn connect(config: &SourceConfig) -> Result<Self> {
-        let (wire, key) = login::log_in(config).await?;
-        Ok(ReplicationConnection { wire, key, config: config.clone() })
+        let (wire, key) = login::log_in(config, Purpose::Replication).await?;
+        let mut connection = ReplicationConnection { wire, key, config: config.clone(), transactions: None };
+        // A slot is made in a transaction, which waits for others as long as they last.
+        connection.command(session::UNLIMITED, "").await?;
+        Ok(connection)
+    }
+
+    /// Lets the server send large transactions before they end, if it can (14 and
+    /// newer): they are kept in `transactions` until they do.
+    pub fn keeping(mut self, transactions: &Transactions) -> Self {
+        self.transactions = Some(transactions.clone());
+        self
     }
 
     /// The identity of the cluster. Errors: `source.connection-lost`.
@@ -89,6 +105,21 @@ impl ReplicationConnection {
         })
     }
 
+    /// The timelines that `timeline` comes from, each with the LSN at which it was left.
+    /// Errors: `source.connection-lost`.
+    pub async fn timeline_history(&mut self, timeline: u32) -> Result<Vec<(u32, Lsn)>> {
+        let row = self.one_row(&format!("TIMELINE_HISTORY {timeline}"), "").await?;
+        let [_, Some(file)] = &row[..] else {
+            return Err(errors::protocol("an answer to TIMELINE_HISTORY without a file"));
+        };
+        let entries = file.lines().filter(|line| !line.trim().is_empty() && !line.starts_with('#'));
+        let entry = |line: &str| {
+            let mut fields = line.split_whitespace();
+            Some((fields.next()?.parse().ok()?, fields.next()?.parse().ok()?))
+        };
+        entries.map(|line| entry(line).ok_or_else(|| errors::protocol(format!("timeline history `{line}`")))).collect()
+    }
+
     /// Creates a slot for pgoutput, within `timeout`.
     ///
     /// The server waits until all transactions that are open in the whole cluster
@@ -96,14 +127,16 @@ impl ReplicationConnection {
     /// waited for; `slot.none-free`, `slot.exists`, `source.wal-level`,
     /// `source.role-replication`.
     pub async fn create_slot(&mut self, name: &str, kind: SlotKind, timeout: Duration) -> Result<CreatedSlot> {
-        let (temporary, snapshot) = match kind {
+        let (temporary, options) = match kind {
+            // A standby takes the slot over, if it synchronises slots.
+            SlotKind::Permanent if self.may_fail_over().await? => ("", "(SNAPSHOT 'nothing', FAILOVER)"),
             SlotKind::Permanent => ("", "NOEXPORT_SNAPSHOT"),
             SlotKind::TemporaryExported => (" TEMPORARY", "EXPORT_SNAPSHOT"),
         };
         let limit = timeout.as_millis().clamp(1, i32::MAX as u128);
         self.command(&format!("SET lock_timeout = {limit}"), name).await?;
         let create =
-            format!("CREATE_REPLICATION_SLOT {}{temporary} LOGICAL pgoutput {snapshot}", quote_identifier(name));
+            format!("CREATE_REPLICATION_SLOT {}{temporary} LOGICAL pgoutput {options}", quote_identifier(name));
         let started = tokio::time::timeout(timeout + CANCEL_AFTER, self.one_row(&create, name)).await;
         let row = match started {
             Ok(Err(error)) if error.code() == "slot.wait" => return Err(self.blocked(name, timeout).await),
@@ -133,9 +166,15 @@ impl ReplicationConnection {
     /// `slot.lost`; `publication.missing` comes from the first [`WalReader::next`].
     pub async fn start(mut self, slot: &str, from: Lsn, publication: &str) -> Result<(WalReader, Feedback)> {
         let sender_timeout = self.sender_timeout().await?;
+        let transactions = self.transactions.take();
+        let streams = match &transactions {
+            Some(transactions) if !transactions.gives_way() => self.server_version().await? >= STREAMING_SINCE,
+            _ => false,
+        };
+        let protocol = if streams { "proto_version '2', streaming 'on'" } else { "proto_version '1'" };
         let publications = quote_literal(&quote_identifier(publication));
         let start = format!(
-            "START_REPLICATION SLOT {} LOGICAL {from} (proto_version '1', publication_names {publications}, messages 'true')",
+            "START_REPLICATION SLOT {} LOGICAL {from} ({protocol}, publication_names {publications}, messages 'true')",
             quote_identifier(slot)
         );
         self.send(&start).await?;
@@ -143,7 +182,23 @@ impl ReplicationConnection {
             Message::CopyOutResponse(_) => {}
             _ => return Err(errors::protocol("no stream after START_REPLICATION")),
         }
-        Ok(wal::split(self.wire, self.config, slot, from, sender_timeout))
+        let assembler = transactions.and_then(|transactions| transactions.assembler(streams));
+        Ok(wal::split(self.wire, self.config, slot, from, sender_timeout, assembler))
+    }
+
+    /// `server_version_num`.
+    async fn server_version(&mut self) -> Result<u32> {
+        let row = self.one_row("SHOW server_version_num", "").await?;
+        row.first().and_then(Option::as_deref).unwrap_or_default().parse().map_err(errors::protocol)
+    }
+
+    /// Whether slots made here can be failover slots: a primary of PostgreSQL 17 or later.
+    async fn may_fail_over(&mut self) -> Result<bool> {
+        let query = format!(
+            "SELECT current_setting('server_version_num')::int4 >= {FAILOVER_SINCE} AND NOT pg_is_in_recovery()"
+        );
+        let row = self.one_row(&query, "").await?;
+        Ok(row.first().and_then(Option::as_deref) == Some("t"))
     }
 
     /// `wal_sender_timeout` as it holds for this connection; zero: none.
@@ -165,6 +220,7 @@ impl ReplicationConnection {
 
     async fn blocked(&self, slot: &str, waited: Duration) -> Error {
         let found = match session::connect(&self.config).await {
+            Ok(session) if in_recovery(&session).await => return self.not_logged(slot, waited),
             Ok(session) => blockers(&session).await,
             Err(error) => Err(error),
         };
@@ -182,6 +238,20 @@ impl ReplicationConnection {
             ),
         )
         .next("End them: COMMIT, ROLLBACK, pg_terminate_backend(pid), or ROLLBACK PREPARED 'gid'.")
+    }
+
+    /// A standby knows which transactions are open only when its primary logs them.
+    fn not_logged(&self, slot: &str, waited: Duration) -> Error {
+        Error::transient(
+            "slot.blocked",
+            format!(
+                "slot `{slot}` at {}: not created within {} s; on a standby it waits until the primary logs its open \
+                 transactions, and then for those to end",
+                self.config.endpoint(),
+                waited.as_secs()
+            ),
+        )
+        .next("Run SELECT pg_log_standby_snapshot() at the primary, and end old transactions there.")
     }
 
     async fn send(&mut self, command: &str) -> Result<()> {
@@ -240,6 +310,11 @@ fn read_row(row: &DataRowBody) -> Result<Row> {
         cells.push(range.map(|range| String::from_utf8_lossy(&buffer[range]).into_owned()));
     }
     Ok(cells)
+}
+
+async fn in_recovery(session: &session::Session) -> bool {
+    // A session that cannot be asked is told of by the next query.
+    session.query_one("SELECT pg_is_in_recovery()", &[]).await.is_ok_and(|row| row.get(0))
 }
 
 /// Transactions that a new slot waits for: those with a transaction id, in any

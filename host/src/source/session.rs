@@ -1,8 +1,10 @@
-//! Ordinary SQL and COPY at the source, over the same streams as replication.
+//! Ordinary SQL at the source, over the same streams as replication.
 
 use std::future::poll_fn;
 use std::ops::{Deref, DerefMut};
 use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 use std::{future, io};
 
@@ -14,32 +16,81 @@ use tokio_postgres::{AsyncMessage, Client, Connection};
 
 use super::config::SourceConfig;
 use super::dial::{self, Dialled, Stream};
-pub use super::errors::sql_error;
 use super::errors::{self, ServerError};
+pub use super::errors::{publication_gap, sql_error};
 use crate::error::Result;
 
-/// Settings of every session of ours, so that neither role nor database nor
-/// server changes how a value prints or which rows a copy sees. As startup options
-/// they win over ALTER ROLE and ALTER DATABASE. `lock_timeout` is the caller's.
-pub(super) const PINNED: [(&str, &str); 10] = [
-    ("client_encoding", "UTF8"),
+/// What decides how a value, a default or a type's name prints. The trigger's picture
+/// of a table, which other sessions make, wants it as well.
+pub(super) const PRINTING: [(&str, &str); 8] = [
     ("DateStyle", "ISO"),
     ("IntervalStyle", "postgres"),
     ("TimeZone", "UTC"),
     ("extra_float_digits", "3"),
     ("bytea_output", "hex"),
+    ("lc_monetary", "C"),
+    ("quote_all_identifiers", "off"),
+    // Defaults and row filters print their backslashes so that this reads them.
+    ("standard_conforming_strings", "on"),
+];
+
+/// The other settings of every session of ours.
+const SESSION: [(&str, &str); 12] = [
+    ("client_encoding", "UTF8"),
     ("search_path", "pg_catalog"),
     // An error instead of silently fewer rows (P18).
     ("row_security", "off"),
     ("statement_timeout", "0"),
     ("idle_in_transaction_session_timeout", "0"),
+    ("idle_session_timeout", "0"),
+    // Look-ups open tables too, for defaults and row filters (P35). Copies and slots set
+    // their own.
+    ("lock_timeout", "30s"),
+    // For a look at a hundred tables the server compiled for a second and ran for ten
+    // milliseconds.
+    ("jit", "off"),
+    // Some warnings in the stream and about it matter.
+    ("client_min_messages", "notice"),
+    // Serializable and deferrable, a query would wait for other transactions.
+    ("default_transaction_isolation", "read committed"),
+    ("default_transaction_deferrable", "off"),
+    ("default_transaction_read_only", "off"),
 ];
+
+/// Settings of every session of ours, so that neither role nor database nor
+/// server changes how a value prints or which rows a copy sees. As startup options
+/// they win over ALTER ROLE and ALTER DATABASE.
+pub(super) const PINNED: [(&str, &str); PRINTING.len() + SESSION.len()] = {
+    let (printing, session) = (PRINTING, SESSION);
+    let mut pinned = [("", ""); PRINTING.len() + SESSION.len()];
+    let mut at = 0;
+    while at < pinned.len() {
+        pinned[at] = if at < printing.len() { printing[at] } else { session[at - printing.len()] };
+        at += 1;
+    }
+    pinned
+};
+
+/// What PostgreSQL 17 adds to them. Older servers refuse a connection whose startup names
+/// a setting that they do not have, so this is run in it. A simple query, as the
+/// replication connection knows no others.
+pub(super) const UNLIMITED: &str =
+    "SELECT set_config(name, '0', false) FROM pg_settings WHERE name = 'transaction_timeout'";
 
 /// A connection for SQL and COPY; aborts its task, and with it the connection,
 /// when dropped.
 pub struct Session {
     client: Client,
     task: AbortHandle,
+    left_out: Arc<AtomicBool>,
+}
+
+impl Session {
+    /// Whether the server has warned, since this was last asked, that it left changes out
+    /// for want of their publication.
+    pub(super) fn take_left_out(&self) -> bool {
+        self.left_out.swap(false, Ordering::SeqCst)
+    }
 }
 
 impl Deref for Session {
@@ -74,7 +125,8 @@ async fn open(config: &SourceConfig) -> Result<Session> {
     let Dialled { stream, binding } = dial::dial(config).await?;
     let mut postgres = tokio_postgres::Config::new();
     postgres.user(&config.user).dbname(&config.database).application_name(&config.application_name);
-    let options: Vec<String> = PINNED.iter().map(|(name, value)| format!("-c {name}={value}")).collect();
+    let options: Vec<String> =
+        PINNED.iter().map(|(name, value)| format!("-c {name}={}", value.replace(' ', "\\ "))).collect();
     postgres.options(options.join(" "));
     if let Some(password) = config.password() {
         postgres.password(password);
@@ -87,8 +139,11 @@ async fn open(config: &SourceConfig) -> Result<Session> {
     };
     let connected = postgres.connect_raw(stream, HandThrough(binding)).await;
     let (client, connection) = connected.map_err(|error| connect_error(config, &error))?;
-    let task = tokio::spawn(drive(connection, config.endpoint())).abort_handle();
-    Ok(Session { client, task })
+    let left_out = Arc::new(AtomicBool::new(false));
+    let task = tokio::spawn(drive(connection, config.endpoint(), left_out.clone())).abort_handle();
+    let session = Session { client, task, left_out };
+    session.batch_execute(UNLIMITED).await.map_err(|error| connect_error(config, &error))?;
+    Ok(session)
 }
 
 fn connect_error(config: &SourceConfig, error: &tokio_postgres::Error) -> crate::error::Error {
@@ -112,11 +167,14 @@ fn no_password(config: &SourceConfig, error: &dyn std::error::Error) -> crate::e
 }
 
 /// Runs the connection and traces what the server remarks.
-async fn drive(mut connection: Connection<Stream, BoundStream>, at: String) {
+async fn drive(mut connection: Connection<Stream, BoundStream>, at: String, left_out: Arc<AtomicBool>) {
     while let Some(message) = poll_fn(|cx| connection.poll_message(cx)).await {
         match message {
             Ok(AsyncMessage::Notice(notice)) => {
                 tracing::debug!(source = %at, severity = notice.severity(), "{}", notice.message());
+                if errors::is_left_out(&ServerError::of_db(&notice)) {
+                    left_out.store(true, Ordering::SeqCst);
+                }
             }
             Ok(_) => {}
             // Whoever waits for an answer is told as well.

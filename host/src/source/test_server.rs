@@ -84,7 +84,8 @@ impl Server {
     /// Until it accepts connections.
     fn wait_until_ready(&self) {
         for _ in 0..300 {
-            let ready = as_postgres("pg_isready")
+            // Not all servers have clients beside them.
+            let ready = Command::new("pg_isready")
                 .args(["-q", "-h"])
                 .arg(self.directory())
                 .args(["-p", &self.port.to_string()])
@@ -145,12 +146,9 @@ fn postgres_id(which: &str) -> u32 {
     String::from_utf8(output.stdout).unwrap().trim().parse().unwrap()
 }
 
-/// The newest server installed.
+/// As for every other scratch cluster: TIDEGATE_PG_BIN chooses the server.
 fn binary(name: &str) -> PathBuf {
-    let mut versions: Vec<PathBuf> =
-        std::fs::read_dir("/usr/lib/postgresql").unwrap().map(|entry| entry.unwrap().path()).collect();
-    versions.sort();
-    versions.pop().unwrap().join("bin").join(name)
+    crate::scratch::find_binaries().unwrap().join(name)
 }
 
 fn as_postgres(name: &str) -> Command {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::time::timeout;
 
-use super::catalog::{check_source, published_tables, table_schema};
+use super::catalog::{check_source, published_tables, row_filters, table_schema, table_schemas};
 use super::config::SourceConfig;
 use super::pgoutput::{self, Cell, Message, Tuple};
 use super::replication::{ReplicationConnection, SlotKind};
@@ -156,6 +156,13 @@ async fn settings_of_role_and_database_do_not_reach_our_sessions() {
         "search_path = public",
         "statement_timeout = '1s'",
         "client_encoding = 'LATIN1'",
+        "lc_monetary = 'POSIX'",
+        "quote_all_identifiers = on",
+        "standard_conforming_strings = off",
+        "idle_session_timeout = '1s'",
+        "default_transaction_isolation = 'serializable'",
+        "default_transaction_deferrable = on",
+        "default_transaction_read_only = on",
     ];
     for setting in hostile {
         admin.batch_execute(&format!("ALTER DATABASE {} SET {setting}", config.database)).await.unwrap();
@@ -510,7 +517,11 @@ async fn a_schema_is_read_through_the_publications_mask() {
     assert_eq!(names, ["late", "root", "t"]);
     assert_eq!((tables[1].kind, tables[1].leaves.len(), tables[2].leaves.len()), ('p', 1, 0));
     let masked = published_tables(&session, "masked").await.unwrap();
-    assert_eq!((masked[0].row_filter.as_deref(), masked[0].columns.clone()), (Some("(id > 5)"), Some(vec![2, 3, 5])));
+    assert_eq!(masked[0].columns.clone(), Some(vec![2, 3, 5]));
+    let oids: Vec<u32> = tables.iter().map(|table| table.oid).collect();
+    let filters = row_filters(&*session as &tokio_postgres::Client, "masked", &oids).await.unwrap();
+    assert_eq!(filters.into_iter().collect::<Vec<_>>(), [(masked[0].oid, "(id > 5)".to_owned())]);
+    assert!(row_filters(&*session as &tokio_postgres::Client, publication, &oids).await.unwrap().is_empty());
 
     // As the host and the trigger look: types print qualified.
     let session = session::connect(&config).await.unwrap();
@@ -547,6 +558,17 @@ async fn a_schema_is_read_through_the_publications_mask() {
     assert_eq!(masked.columns.iter().map(|column| column.ordinal).collect::<Vec<_>>(), [2, 3, 5]);
     assert!(schema(tables[0].oid, publication).await.unwrap().merge_key().is_empty());
     assert!(schema(tables[0].oid, "masked").await.is_none());
+    // Many at once are what each is alone.
+    for publication in [publication.as_str(), "masked"] {
+        let tables = published_tables(&session, publication).await.unwrap();
+        let (snapshot, origin) = (SnapshotId::default(), Origin::Copy);
+        let at_once = table_schemas(&*session as &tokio_postgres::Client, &tables, publication, snapshot, origin);
+        let at_once = at_once.await.unwrap();
+        assert_eq!(at_once.len(), tables.len());
+        for table in &tables {
+            assert_eq!(at_once.get(&table.oid), schema(table.oid, publication).await.as_ref());
+        }
+    }
     assert!(schema(1, publication).await.is_none());
 }
 
@@ -578,7 +600,7 @@ fn outline(messages: &[(Lsn, Message)], key: &[u8], publication: &str) -> Vec<St
             Message::Insert { new, .. } => seen.push(format!("row {}", new.len())),
             Message::Logical { prefix, content, .. } if prefix == DDL_PREFIX.as_bytes() => {
                 match trigger::open_message(key, content) {
-                    Ok(DdlMessage::Table { command, picture }) => {
+                    Ok(DdlMessage::Table { command, picture, .. }) => {
                         let id = SnapshotId::default();
                         let schema = super::catalog::schema_from_picture(&picture, publication, id, Origin::Message);
                         let names: Vec<String> = schema.unwrap().unwrap().columns.into_iter().map(|c| c.name).collect();
@@ -632,6 +654,91 @@ async fn a_ddl_message_comes_before_the_rows_behind_it_in_savepoints_too() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_rewrite_is_told_unless_it_was_one_alter_table_without_using() {
+    let (config, session, key) = captured().await;
+    let (mut reader, _feedback) = stream(&config).await;
+    for (sql, rewritten) in [
+        ("ALTER TABLE t ALTER id TYPE bigint", false),
+        ("ALTER TABLE t ALTER id TYPE bigint USING id * 2", true),
+        ("ALTER TABLE t ADD added int DEFAULT 5", false),
+        ("ALTER TABLE t ALTER a TYPE text USING upper(a), ADD more int", true),
+        ("  alter table t ALTER a TYPE varchar(90);  ", false),
+        ("BEGIN; ALTER TABLE t ALTER id TYPE numeric; COMMIT", true),
+        ("DO $$ BEGIN ALTER TABLE t ALTER id TYPE bigint; END $$", true),
+        ("ALTER TABLE t ADD last int", false),
+        ("/* a comment */ ALTER TABLE t ALTER id TYPE numeric", true),
+    ] {
+        session.batch_execute(sql).await.unwrap();
+        let told: Vec<bool> =
+            read(&mut reader, 1).await.iter().filter_map(|(_, message)| tells(message, &key)).collect();
+        assert_eq!(told, [rewritten], "{sql}");
+    }
+    // In a transaction each statement counts by itself, and one that is taken back not at all.
+    for sql in [
+        "BEGIN",
+        "SAVEPOINT s",
+        "ALTER TABLE t ALTER id TYPE bigint USING id * 2",
+        "ROLLBACK TO s",
+        "ALTER TABLE t ALTER id TYPE bigint",
+        "COMMIT",
+    ] {
+        session.batch_execute(sql).await.unwrap();
+    }
+    let told: Vec<bool> = read(&mut reader, 1).await.iter().filter_map(|(_, message)| tells(message, &key)).collect();
+    assert_eq!(told, [false]);
+}
+
+/// Whether a message of the trigger about a table tells a rewrite.
+fn tells(message: &Message, key: &[u8]) -> Option<bool> {
+    let Message::Logical { content, .. } = message else { return None };
+    match trigger::open_message(key, content) {
+        Ok(DdlMessage::Table { rewritten, .. }) => Some(rewritten),
+        _ => None,
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_trigger_shows_a_table_as_the_catalog_does_whatever_the_user_has_set() {
+    let (config, session, key) = captured().await;
+    let (mut reader, _feedback) = stream(&config).await;
+    session
+        .batch_execute(
+            "SET DateStyle = 'SQL, DMY'; SET IntervalStyle = sql_standard; SET TimeZone = 'Asia/Kathmandu'; SET bytea_output = escape;
+             SET extra_float_digits = -15; SET quote_all_identifiers = on; SET standard_conforming_strings = off; SET lc_monetary = 'POSIX'",
+        )
+        .await
+        .unwrap();
+    session
+        .batch_execute(
+            r"CREATE TYPE pair AS (x int);
+              ALTER TABLE t ADD d date DEFAULT '01/02/2020', ADD at timestamptz DEFAULT '01/02/2020 12:00', ADD i interval DEFAULT '-1 2:03',
+                ADD f float8 DEFAULT 0.30000000000000004, ADD raw bytea DEFAULT E'\\x00ff', ADD back text DEFAULT E'a\\b', ADD p pair, ADD pt point",
+        )
+        .await
+        .unwrap();
+    let messages = read(&mut reader, 1).await;
+    let captured = messages.iter().find_map(|(_, message)| match message {
+        Message::Logical { prefix, content, .. } if prefix == DDL_PREFIX.as_bytes() => {
+            match trigger::open_message(&key, content).unwrap() {
+                DdlMessage::Table { picture, .. } => Some(picture),
+                _ => None,
+            }
+        }
+        _ => None,
+    });
+    let (id, publication) = (SnapshotId::default(), &config.publication);
+    let captured =
+        super::catalog::schema_from_picture(&captured.unwrap(), publication, id, Origin::Copy).unwrap().unwrap();
+    let ours = session::connect(&config).await.unwrap();
+    let looked_up = table_schema(&*ours as &tokio_postgres::Client, captured.oid, publication, id, Origin::Copy).await;
+    assert_eq!(captured, looked_up.unwrap().unwrap());
+    let literals: Vec<&str> =
+        captured.columns.iter().filter_map(|column| Some(column.default_literal.as_ref()?.text.as_str())).collect();
+    assert_eq!(literals[0], "2020-02-01");
+    assert!(literals.contains(&r"a\b"), "{literals:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_forged_message_is_refused_and_skipped_commands_write_none() {
     let (config, session, key) = captured().await;
     let (mut reader, _feedback) = stream(&config).await;
@@ -650,7 +757,11 @@ async fn a_forged_message_is_refused_and_skipped_commands_write_none() {
         .await
         .unwrap();
     let messages = read(&mut reader, 2).await;
-    assert_eq!(outline(&messages, &key, &config.publication), ["row 3", "row 3"]);
+    let mut told = outline(&messages, &key, &config.publication);
+    // An unlogged table is in no publication, and may just have become one.
+    let left = told.iter().position(|line| line.starts_with("Left")).map(|at| told.remove(at));
+    assert!(left.is_some());
+    assert_eq!(told, ["row 3", "row 3"]);
 
     // Nobody but the owner signs, and nobody but the role reads the key.
     session
@@ -667,18 +778,64 @@ async fn a_forged_message_is_refused_and_skipped_commands_write_none() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_command_of_the_user_never_fails_because_of_the_trigger() {
     let (config, session, key) = captured().await;
-    let (mut reader, _feedback) = stream(&config).await;
     session
         .batch_execute(
             "CREATE OR REPLACE FUNCTION tidegate.picture(oid) RETURNS jsonb LANGUAGE sql AS 'SELECT to_jsonb(1/0)'",
         )
         .await
         .unwrap();
+    let (mut reader, _feedback) = stream(&config).await;
     session.batch_execute("ALTER TABLE t ADD c int").await.unwrap();
     let messages = read(&mut reader, 1).await;
     let seen = outline(&messages, &key, &config.publication);
     assert!(seen.len() == 1 && seen[0].starts_with("CaptureFailed"), "{seen:?}");
     session.batch_execute("DROP MATERIALIZED VIEW tidegate.ddl_key; ALTER TABLE t ADD d int").await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn neither_a_timeout_nor_a_locked_catalog_nor_a_lost_function_ends_a_command_and_both_are_told() {
+    let (config, session, key) = captured().await;
+    let holder = session::connect(&config).await.unwrap();
+    let (mut reader, _feedback) = stream(&config).await;
+    holder.batch_execute("BEGIN; LOCK TABLE pg_publication_rel IN ACCESS EXCLUSIVE MODE").await.unwrap();
+    for sql in ["SET statement_timeout = '200ms'", "ALTER TABLE t ADD c int", "SET statement_timeout = 0"] {
+        session.batch_execute(sql).await.unwrap();
+    }
+    session.batch_execute("ALTER TABLE t ADD d int").await.unwrap();
+    holder.batch_execute("COMMIT").await.unwrap();
+    session.batch_execute("ALTER TABLE t ADD e int").await.unwrap();
+    let seen = outline(&read(&mut reader, 3).await, &key, &config.publication);
+    assert!(seen[0].starts_with("CaptureFailed { oid: None") && seen[0].contains("statement timeout"), "{seen:?}");
+    assert!(seen[1].starts_with("CaptureFailed { oid: None") && seen[1].contains("lock timeout"), "{seen:?}");
+    assert_eq!(seen[2..], ["ALTER TABLE: id a c d e"]);
+    session
+        .batch_execute("DROP FUNCTION tidegate.tell(oid, text, boolean, boolean), tidegate.emit(text)")
+        .await
+        .unwrap();
+    session
+        .batch_execute("ALTER TABLE t ADD f int; ALTER TABLE t ALTER id TYPE bigint USING id * 2; DROP TABLE t")
+        .await
+        .unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_command_that_somebody_cancels_ends_also_inside_the_trigger() {
+    let (config, session, _key) = captured().await;
+    let holder = session::connect(&config).await.unwrap();
+    holder.batch_execute("BEGIN; LOCK TABLE pg_publication_rel IN ACCESS EXCLUSIVE MODE").await.unwrap();
+    session.batch_execute("SET statement_timeout = '1min'").await.unwrap();
+    let pid: i32 = session.query_one("SELECT pg_backend_pid()", &[]).await.unwrap().get(0);
+    let cancel = async {
+        loop {
+            let sql = "SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE pid = $1 AND wait_event_type = 'Lock'";
+            if holder.query_opt(sql, &[&pid]).await.unwrap().is_some() {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    let (ended, ()) = tokio::join!(session.batch_execute("ALTER TABLE t ADD c int"), cancel);
+    assert_eq!(ended.unwrap_err().code().unwrap().code(), "57014");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -702,21 +859,65 @@ async fn uninstalling_leaves_nothing_and_the_key_is_in_no_publication() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_message_above_the_limit_ends_the_stream_with_its_size() {
+async fn a_row_above_the_limit_is_not_read_but_told_with_its_table_its_key_and_its_size() {
     let (config, session) = Server::shared().database().await;
     session
-        .batch_execute(&format!("CREATE TABLE t (v text); CREATE PUBLICATION {} FOR TABLE t", config.publication))
+        .batch_execute(&format!(
+            "CREATE TABLE t (k text PRIMARY KEY, v text); CREATE PUBLICATION {} FOR TABLE t",
+            config.publication
+        ))
         .await
         .unwrap();
     let (mut reader, _feedback) = stream(&config).await;
     reader.set_message_bytes(1 << 20);
-    session.batch_execute("INSERT INTO t VALUES (repeat('x', 2 << 20))").await.unwrap();
-    let error = loop {
-        match timeout(PATIENCE, reader.next()).await.unwrap() {
-            Ok(_) => {}
-            Err(error) => break error,
-        }
+    session
+        .batch_execute(
+            "INSERT INTO t VALUES ('before', ''), ('large', repeat('x', 2 << 20)), ('after', '');
+             UPDATE t SET v = repeat('y', 3 << 20) WHERE k = 'after'; DELETE FROM t WHERE k = 'large'",
+        )
+        .await
+        .unwrap();
+    let cell = |cell: Cell<'_>| match cell {
+        Cell::Text(text) => String::from_utf8_lossy(text).into_owned(),
+        other => format!("{other:?}"),
     };
-    assert_eq!(error.code(), "source.message-too-large");
-    assert!(reader.next().await.is_err());
+    let mut told = Vec::new();
+    while told.len() < 5 {
+        let WalMessage::Data(data) = timeout(PATIENCE, reader.next()).await.unwrap().unwrap() else { continue };
+        match pgoutput::decode(&data.body).unwrap() {
+            Message::Insert { new, .. } => told.push(format!("insert {}", cell(new.cells().next().unwrap().unwrap()))),
+            Message::Delete { old, .. } => {
+                told.push(format!("delete {}", cell(old.tuple.cells().next().unwrap().unwrap())));
+            }
+            Message::Oversized { bytes, limit, beginning, .. } => {
+                assert_eq!(limit, 1 << 20);
+                told.push(format!("{} MiB of {}", bytes >> 20, cell(beginning.cells().next().unwrap())));
+            }
+            _ => {}
+        }
+    }
+    assert_eq!(told, ["insert before", "2 MiB of large", "insert after", "3 MiB of after", "delete large"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_large_message_of_another_program_is_passed_over() {
+    let (config, session) = Server::shared().database().await;
+    session
+        .batch_execute(&format!("CREATE TABLE t (v int); CREATE PUBLICATION {} FOR TABLE t", config.publication))
+        .await
+        .unwrap();
+    let (mut reader, _feedback) = stream(&config).await;
+    reader.set_message_bytes(1 << 20);
+    session
+        .batch_execute("SELECT pg_logical_emit_message(true, 'theirs', repeat('x', 5 << 20)); INSERT INTO t VALUES (1)")
+        .await
+        .unwrap();
+    loop {
+        let WalMessage::Data(data) = timeout(PATIENCE, reader.next()).await.unwrap().unwrap() else { continue };
+        match pgoutput::decode(&data.body).unwrap() {
+            Message::Insert { .. } => return,
+            Message::Logical { .. } => panic!("it was read"),
+            _ => {}
+        }
+    }
 }

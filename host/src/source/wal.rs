@@ -11,18 +11,20 @@ use postgres_protocol::message::backend::{Header, Message};
 use postgres_protocol::message::frontend;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, ReadHalf, WriteHalf};
 use tokio::sync::{Notify, oneshot};
-use tokio::task::AbortHandle;
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::task::{AbortHandle, JoinHandle};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 
+use super::buffer::{Growth, READ_BYTES};
 use super::config::SourceConfig;
 use super::dial::Stream;
 use super::errors::{self, ServerError};
 use super::login::Wire;
+use super::pgoutput::{self, TooLarge};
+use super::transactions::{Assembler, Taken, all_committed};
+use super::trigger::DDL_PREFIX;
 use crate::error::{Error, Result};
 use crate::position::Lsn;
 
-/// Bytes asked from the socket at once: some hundred rows a read.
-const READ_BYTES: usize = 256 * 1024;
 /// Largest message taken unless set otherwise: the server's own limit of a
 /// CopyData, 1 GiB.
 pub const DEFAULT_MESSAGE_BYTES: usize = 1 << 30;
@@ -33,10 +35,17 @@ const CONFIRM_EVERY: Duration = Duration::from_millis(10);
 /// A server that says nothing for so long, although each status asks for an
 /// answer, is gone (as `wal_receiver_timeout`).
 const SILENCE: Duration = Duration::from_secs(60);
+/// The socket is left alone so long while a block is being sent: nobody waits for what
+/// is in it, and to wake up for each message costs more than to take it.
+const REST: Duration = Duration::from_millis(1);
 /// How long a clean end may take.
 const CLOSE_WITHIN: Duration = Duration::from_secs(5);
 /// 2000-01-01 in seconds since 1970.
 const EPOCH: u64 = 946_684_800;
+
+/// So much is read of a message that is too large to be read: it says whose row it is,
+/// and mostly which.
+const BEGINNING_BYTES: usize = 64 * 1024;
 
 const COPY_DATA: u8 = b'd';
 /// CopyData header: tag and length.
@@ -68,6 +77,9 @@ pub struct XLogData {
 }
 
 /// The reading half. Dropping it and every [`Feedback`] closes the connection.
+///
+/// Transactions that are sent before they end do not show: each is told whole, at its
+/// commit.
 pub struct WalReader {
     socket: ReadHalf<Stream>,
     buffer: BytesMut,
@@ -75,6 +87,17 @@ pub struct WalReader {
     config: SourceConfig,
     slot: String,
     message_bytes: usize,
+    /// Bytes still to come of a message that is not read.
+    passing: usize,
+    growth: Growth,
+    /// With protocol 2.
+    transactions: Option<Assembler>,
+    /// Read, and waiting for room on the disk until then.
+    waiting: Option<(XLogData, Instant)>,
+    /// Looks up what became of subtransactions.
+    asking: Option<JoinHandle<Result<bool>>>,
+    /// Found by a look ahead.
+    ready: Option<Result<WalMessage>>,
     ended: bool,
 }
 
@@ -90,7 +113,7 @@ impl WalReader {
             if self.ended {
                 return Err(errors::connection_lost(&self.config, "the stream has ended"));
             }
-            match self.take() {
+            match self.at_hand() {
                 Ok(Some(message)) => return Ok(message),
                 Ok(None) => {}
                 Err(error) => {
@@ -98,24 +121,24 @@ impl WalReader {
                     return Err(error);
                 }
             }
-            if let Err(error) = self.fill().await {
+            if let Err(error) = self.more().await {
                 self.ended = true;
                 return Err(error);
             }
         }
     }
 
-    /// Whether a whole message is at hand without reading the socket.
-    pub fn has_buffered(&self) -> bool {
-        match Header::parse(&self.buffer) {
-            Ok(Some(header)) => self.buffer.len() > header.len() as usize,
-            Ok(None) => false,
-            // `next` has an error to tell.
-            Err(_) => true,
+    /// Whether [`WalReader::next`] returns without reading the socket.
+    pub fn has_buffered(&mut self) -> bool {
+        if self.ready.is_none() && !self.ended {
+            self.ready = self.at_hand().transpose();
         }
+        self.ready.is_some()
     }
 
-    /// Refuses messages above `bytes` (`source.message-too-large`) from now on.
+    /// Does not read messages above `bytes` from now on: a row's shows as
+    /// [`super::pgoutput::Message::Oversized`], a logical message of somebody else is left
+    /// out, and any other is an error (`source.message-too-large`).
     pub fn set_message_bytes(&mut self, bytes: usize) {
         self.message_bytes = bytes;
     }
@@ -138,8 +161,94 @@ impl WalReader {
         let _closed = timeout(CLOSE_WITHIN, end).await;
     }
 
+    /// The next message that needs no reading.
+    fn at_hand(&mut self) -> Result<Option<WalMessage>> {
+        if let Some(ready) = self.ready.take() {
+            return ready.map(Some);
+        }
+        loop {
+            let Some(transactions) = &mut self.transactions else { return self.take() };
+            if let Some(data) = transactions.told()? {
+                return Ok(Some(WalMessage::Data(data)));
+            }
+            if transactions.asks().is_some() {
+                return Ok(None);
+            }
+            let data = match self.waiting.take() {
+                Some((data, until)) if until > Instant::now() => {
+                    self.waiting = Some((data, until));
+                    return Ok(None);
+                }
+                Some((data, _)) => data,
+                None => match self.take()? {
+                    Some(WalMessage::Data(data)) => data,
+                    // Between the blocks it is as good as ever: what is open commits beyond it.
+                    Some(_) if self.is_inside() => continue,
+                    other => return Ok(other),
+                },
+            };
+            if let Some(data) = self.assemble(data)? {
+                return Ok(Some(WalMessage::Data(data)));
+            }
+            if self.waiting.is_some() {
+                return Ok(None);
+            }
+        }
+    }
+
+    /// Gives a message to the transaction it belongs to; returns one that belongs to none.
+    fn assemble(&mut self, data: XLogData) -> Result<Option<XLogData>> {
+        let Some(transactions) = &mut self.transactions else { return Ok(Some(data)) };
+        match transactions.take(&data) {
+            Ok(Taken::Passed) => Ok(Some(data)),
+            Ok(Taken::Kept) => Ok(None),
+            Err(error) => match transactions.wait_after(&error) {
+                Some(until) => {
+                    self.waiting = Some((data, until));
+                    Ok(None)
+                }
+                None => Err(error),
+            },
+        }
+    }
+
+    /// Whether a block of an open transaction is being sent.
+    fn is_inside(&self) -> bool {
+        self.transactions.as_ref().is_some_and(Assembler::is_inside)
+    }
+
+    /// Waits until there may be more at hand.
+    async fn more(&mut self) -> Result<()> {
+        if let Some(transactions) = &mut self.transactions
+            && let Some(xids) = transactions.asks()
+        {
+            let ask = || tokio::spawn(all_committed(self.config.clone(), xids.to_vec()));
+            let answer = self.asking.get_or_insert_with(ask).await;
+            self.asking = None;
+            let answer = answer.map_err(|error| errors::connection_lost(&self.config, &error.to_string()))?;
+            let answered = answer.and_then(|committed| transactions.answer(committed));
+            return answered.inspect_err(|error| {
+                // Nothing to wait for.
+                let _now = transactions.wait_after(error);
+            });
+        }
+        match &self.waiting {
+            Some((_, until)) => {
+                sleep_until(*until).await;
+                Ok(())
+            }
+            None => {
+                if self.is_inside() {
+                    sleep(REST).await;
+                }
+                self.fill().await
+            }
+        }
+    }
+
     async fn fill(&mut self) -> Result<()> {
-        self.buffer.reserve(self.missing().max(READ_BYTES));
+        let missing = self.missing();
+        self.growth.reserve(&mut self.buffer, missing);
         let read = timeout(self.feedback.handle.silence, self.socket.read_buf(&mut self.buffer)).await;
         match read {
             Ok(Ok(0)) => Err(errors::connection_lost(&self.config, "the server closed it")),
@@ -154,27 +263,40 @@ impl WalReader {
 
     /// Bytes that the message at the front still needs.
     fn missing(&self) -> usize {
-        let header = Header::parse(&self.buffer).ok().flatten();
-        header.map_or(0, |header| (header.len() as usize + 1).saturating_sub(self.buffer.len()))
+        let header = Header::parse(&self.buffer).ok().flatten().filter(|_| self.passing == 0);
+        header.map_or(0, |header| self.wanted(&header).saturating_sub(self.buffer.len()))
+    }
+
+    /// Bytes that have to be there of a message before anything can be said of it.
+    fn wanted(&self, header: &Header) -> usize {
+        let whole = header.len() as usize + 1;
+        if whole > self.message_bytes { whole.min(BEGINNING_BYTES) } else { whole }
+    }
+
+    /// Lets go what is there of a message that is not read. Whether that was all of it.
+    fn pass(&mut self) -> bool {
+        let passed = self.passing.min(self.buffer.len());
+        self.buffer.advance(passed);
+        self.passing -= passed;
+        self.passing == 0
     }
 
     /// The message at the front of the buffer, if it is whole.
     fn take(&mut self) -> Result<Option<WalMessage>> {
         loop {
+            if !self.pass() {
+                return Ok(None);
+            }
             let Some(header) = Header::parse(&self.buffer).map_err(errors::protocol)? else { return Ok(None) };
             let whole = header.len() as usize + 1;
-            if whole > self.message_bytes {
-                return Err(Error::permanent(
-                    "source.message-too-large",
-                    format!(
-                        "slot `{}`: a message of {whole} bytes is above the limit of {}",
-                        self.slot, self.message_bytes
-                    ),
-                )
-                .next("Make the row smaller at the source, or leave its table out of the publication."));
-            }
-            if self.buffer.len() < whole {
+            if self.buffer.len() < self.wanted(&header) {
                 return Ok(None);
+            }
+            if whole > self.message_bytes {
+                match self.too_large(whole)? {
+                    Some(data) => return Ok(Some(WalMessage::Data(data))),
+                    None => continue,
+                }
             }
             if header.tag() != COPY_DATA {
                 self.take_other()?;
@@ -184,6 +306,32 @@ impl WalReader {
             frame.advance(HEADER);
             return self.copy_data(frame.freeze()).map(Some);
         }
+    }
+
+    /// A message above the limit: its beginning is at hand, the rest is not read.
+    fn too_large(&mut self, whole: usize) -> Result<Option<XLogData>> {
+        let beginning = self.buffer.split_to(whole.min(BEGINNING_BYTES)).freeze();
+        self.passing = whole - beginning.len();
+        let mut frame = beginning.slice(HEADER..);
+        if beginning[0] == COPY_DATA && frame.first() == Some(&b'w') {
+            frame.advance(1);
+            let (start, end) = (Lsn(frame.get_u64()), Lsn(frame.get_u64()));
+            let _sent_at = frame.get_i64();
+            let bytes = whole - HEADER - XLOG_HEADER;
+            match pgoutput::too_large(&frame, bytes, self.message_bytes, self.is_inside(), DDL_PREFIX) {
+                TooLarge::Change(body) => return Ok(Some(XLogData { start, end, body })),
+                TooLarge::Unwanted => {
+                    tracing::warn!(%start, bytes, code = "source.message-left-out", "a logical message that nobody here wants is too large to be read");
+                    return Ok(None);
+                }
+                TooLarge::Needed => {}
+            }
+        }
+        Err(Error::permanent(
+            "source.message-too-large",
+            format!("slot `{}`: a message of {whole} bytes is above the limit of {}", self.slot, self.message_bytes),
+        )
+        .next("Raise `memory_bytes` of [pipeline]."))
     }
 
     fn copy_data(&self, mut frame: Bytes) -> Result<WalMessage> {
@@ -215,7 +363,7 @@ impl WalReader {
             Some(Message::NoticeResponse(body)) => {
                 let notice = ServerError::of_fields(body.fields());
                 tracing::debug!(slot = self.slot, state = notice.state, "{}", notice.message);
-                Ok(())
+                errors::left_out(&self.config, &notice).map_or(Ok(()), Err)
             }
             Some(Message::ParameterStatus(_) | Message::NotificationResponse(_)) | None => Ok(()),
             Some(Message::CopyDone | Message::CommandComplete(_) | Message::ReadyForQuery(_)) => {
@@ -302,6 +450,7 @@ pub(super) fn split(
     slot: &str,
     from: Lsn,
     sender_timeout: Duration,
+    transactions: Option<Assembler>,
 ) -> (WalReader, Feedback) {
     let (socket, write) = tokio::io::split(wire.stream);
     let state = Arc::new(State::default());
@@ -318,6 +467,12 @@ pub(super) fn split(
         config,
         slot: slot.to_owned(),
         message_bytes: DEFAULT_MESSAGE_BYTES,
+        passing: 0,
+        growth: Growth::default(),
+        transactions,
+        waiting: None,
+        asking: None,
+        ready: None,
         ended: false,
     };
     (reader, feedback)

@@ -4,9 +4,14 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use super::barriers::BarrierRecord;
+use super::copies::CopyRecord;
+use super::history::{Application, AppliedVersion};
+use crate::batch::TextRow;
 use crate::error::Error;
 use crate::position::{Lsn, Position, SnapshotId};
 use crate::schema::table::{TableName, TableSchema};
+use crate::schema::tombstone::Tombstone;
 
 /// All of a state, read at a start.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -19,8 +24,22 @@ pub struct Loaded {
     pub destination_errors: BTreeMap<String, TableError>,
     /// By destination and oid.
     pub tables: Vec<TableRecord>,
+    /// Copies that can be resumed, by destination and oid.
+    pub copies: Vec<CopyRecord>,
+    /// Schema changes that wait, by destination and oid.
+    pub barriers: Vec<BarrierRecord>,
+    /// What made tables members of the publication when we last looked, by oid (P21).
+    pub members: BTreeMap<u32, String>,
     /// By oid and snapshot id.
     pub history: Vec<TableSchema>,
+    /// Where tables ended, by oid and place.
+    pub ended: Vec<Tombstone>,
+    /// How many versions of a table were removed, by oid.
+    pub removed: BTreeMap<u32, u64>,
+    /// Which destination got which version, by destination, oid and version.
+    pub applied: Vec<AppliedVersion>,
+    /// How many rows are in quarantine, by destination and oid, where there are any.
+    pub quarantined: BTreeMap<(String, u32), u64>,
 }
 
 /// What the source was when we met it; compared at every start (P8).
@@ -132,6 +151,8 @@ pub struct TableRecord {
     pub position: Option<Position>,
     /// The schema version the destination has.
     pub applied: Option<SnapshotId>,
+    /// Who brought it there, and when; stored beside the version, and not loaded with it.
+    pub application: Option<Application>,
     /// The schema change under way, if one is (P27).
     pub applying: Option<Applying>,
     /// Changes were given up on: only a new copy makes it right.
@@ -186,4 +207,144 @@ pub struct Progress {
     pub checkpoint: Option<Lsn>,
     /// Tables by oid, and their positions (P7).
     pub positions: Vec<(u32, Position)>,
+}
+
+/// What a quarantined row was to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum RowOp {
+    /// Its key's row was to become this (`merge`).
+    Upsert,
+    /// A new row (`changes`).
+    Insert,
+    /// A changed row (`changes`).
+    Update,
+    /// The row was to go.
+    Delete,
+}
+
+impl RowOp {
+    const ALL: [RowOp; 4] = [RowOp::Upsert, RowOp::Insert, RowOp::Update, RowOp::Delete];
+
+    /// As it is shown and stored.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            RowOp::Upsert => "upsert",
+            RowOp::Insert => "insert",
+            RowOp::Update => "update",
+            RowOp::Delete => "delete",
+        }
+    }
+
+    pub(super) fn parse(text: &str) -> Option<RowOp> {
+        RowOp::ALL.into_iter().find(|op| op.as_str() == text)
+    }
+}
+
+/// What is to be done with a quarantined row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Mark {
+    /// It is sent again.
+    Retry,
+    /// It is forgotten.
+    Drop,
+}
+
+impl Mark {
+    /// As it is shown and stored.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Mark::Retry => "retry",
+            Mark::Drop => "drop",
+        }
+    }
+
+    pub(super) fn parse(text: &str) -> Option<Mark> {
+        [Mark::Retry, Mark::Drop].into_iter().find(|mark| mark.as_str() == text)
+    }
+}
+
+/// A row that a destination refused for good, with all that its key was to become since.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct QuarantinedRow {
+    /// Given by the store; 0 before.
+    pub id: u64,
+    /// The destination's name.
+    pub destination: String,
+    /// `pg_class.oid` of its table.
+    pub oid: u32,
+    /// The table's name at the source.
+    pub table: TableName,
+    /// Under `merge` its key, see [`TextRow::key`]; under `changes` its place in the history.
+    pub ident: String,
+    /// What it was to do.
+    pub op: RowOp,
+    /// The version that its cells are of.
+    pub snapshot: SnapshotId,
+    /// Of the last change that is in it.
+    pub position: Position,
+    /// Commit time of that change, microseconds since 1970-01-01 UTC.
+    pub committed_at: i64,
+    /// Transaction id of that change.
+    pub xid: u32,
+    /// The new row; for a delete what was sent of the old one.
+    pub row: TextRow,
+    /// Under `changes` the old row; under `merge` the key that [`QuarantinedRow::needs`] names.
+    pub old: Option<TextRow>,
+    /// The ident of the row that had the missing cells when this one's key was another.
+    pub needs: Option<String>,
+    /// Why it was refused.
+    pub reason: RefusedWhy,
+    /// How many changes are folded into it; those that came in one batch count once.
+    pub changes: u32,
+    /// When the first of them was refused, microseconds since 1970-01-01 UTC.
+    pub quarantined_at: i64,
+    /// What is to be done with it.
+    pub mark: Option<Mark>,
+}
+
+/// Why a row was refused.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RefusedWhy {
+    /// Stable, the plugin's own.
+    pub code: String,
+    /// What it said.
+    pub message: String,
+    /// The ordinal of the column it named.
+    pub column: Option<u16>,
+}
+
+/// What a running destination remembers of a quarantined row.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct QuarantineKey {
+    /// `pg_class.oid` of its table.
+    pub oid: u32,
+    /// See [`QuarantinedRow::ident`].
+    pub ident: String,
+    /// See [`QuarantinedRow::position`].
+    pub position: Position,
+    /// What it takes in the store, about.
+    pub bytes: u64,
+    /// See [`QuarantinedRow::needs`].
+    pub needs: Option<String>,
+    /// See [`RefusedWhy::code`].
+    pub code: String,
+    /// What is to be done with it.
+    pub mark: Option<Mark>,
+}
+
+/// Which quarantined rows are meant: all that fit everything that is given.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct QuarantineSelection {
+    /// A destination's name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub destination: Option<String>,
+    /// `schema.table` at the source.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub table: Option<String>,
+    /// These rows; empty: any.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ids: Vec<u64>,
 }

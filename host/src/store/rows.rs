@@ -25,7 +25,7 @@ pub(super) fn lsn(row: &Row<'_>, column: &str) -> rusqlite::Result<Option<Lsn>> 
     row.get::<_, Option<String>>(column)?.map(|text| unhex(&text).map(Lsn)).transpose()
 }
 
-fn parsed<T>(row: &Row<'_>, column: &str) -> rusqlite::Result<Option<T>>
+pub(super) fn parsed<T>(row: &Row<'_>, column: &str) -> rusqlite::Result<Option<T>>
 where
     T: FromStr,
     T::Err: std::error::Error + Send + Sync + 'static,
@@ -79,6 +79,7 @@ pub(super) fn table_record(row: &Row<'_>) -> rusqlite::Result<TableRecord> {
         run: row.get("run")?,
         position,
         applied: parsed(row, "applied")?,
+        application: None,
         applying,
         needs_resync: row.get("needs_resync")?,
         rows_copied: row.get::<_, i64>("rows_copied")?.max(0).cast_unsigned(),

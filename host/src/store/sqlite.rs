@@ -6,30 +6,36 @@ use std::time::Duration;
 use rusqlite::{Connection, ErrorCode, OpenFlags, OptionalExtension, Row, TransactionBehavior, params};
 
 use super::backend::Backend;
-use super::records::{DestinationRecord, Loaded, Progress, SlotRecord, SourceRecord, TableError, TableRecord};
+use super::barriers::{self, BarrierRecord, Verdict};
+use super::copies::{self, CopyRecord, RangeRecord};
+use super::history;
+use super::limits::{check_total, check_value, other_pipeline, unknown_destination};
+use super::quarantine;
+use super::records::{
+    DestinationRecord, Loaded, Mark, Progress, QuarantineKey, QuarantineSelection, QuarantinedRow, RefusedWhy,
+    SlotRecord, SourceRecord, TableError, TableRecord,
+};
 use super::rows::{count, hex, lsn, source_record, stored_error, table_record, unreadable};
 use crate::error::{Error, Result};
-use crate::position::Position;
+use crate::position::{Position, SnapshotId};
 use crate::schema::table::TableSchema;
+use crate::schema::tombstone::Tombstone;
 
 const FILE: &str = "state.db";
 
 /// Applied in order; `PRAGMA user_version` counts how many were. Never edited once
 /// released: the next change of the schema is the next file.
-const MIGRATIONS: &[&str] = &[include_str!("migrations/0001_first.sql")];
+const MIGRATIONS: &[&str] = &[
+    include_str!("migrations/0001_first.sql"),
+    include_str!("migrations/0002_quarantine.sql"),
+    include_str!("migrations/0003_members.sql"),
+    include_str!("migrations/0004_copies.sql"),
+    include_str!("migrations/0005_barriers.sql"),
+    include_str!("migrations/0006_history.sql"),
+];
 
 /// Only a reader (`status`) or a backup tool can make us wait, and not for long.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// Keys of plugins, in bytes.
-pub(super) const MAX_KEY: usize = 1024;
-/// One value of a plugin, in bytes.
-pub(super) const MAX_VALUE: usize = 1024 * 1024;
-/// All values of one destination's plugin, in bytes: a plugin must not fill the disk
-/// that every other destination's checkpoint is on.
-const MAX_VALUES: u64 = 64 * 1024 * 1024;
-/// Values of one destination's plugin.
-const MAX_KEYS: u64 = 4096;
 
 pub(super) struct Sqlite {
     connection: Connection,
@@ -89,11 +95,15 @@ impl Sqlite {
         if owner == pipeline {
             return Ok(());
         }
-        Err(Error::usage(
-            "state.other-pipeline",
-            format!("the state in {} belongs to the pipeline `{owner}`, not to `{pipeline}`", self.directory),
-        )
-        .next("Give this pipeline a state directory of its own in `pipeline.state`, or its old name back."))
+        Err(other_pipeline(&self.directory, &owner, pipeline))
+    }
+
+    /// Why something could not be read.
+    fn unread(&self, error: rusqlite::Error) -> Error {
+        match error.sqlite_error_code() {
+            Some(_) => failed(&self.directory)(error),
+            None => corrupt(&self.directory, error),
+        }
     }
 
     fn transaction<T>(&mut self, work: impl FnOnce(&rusqlite::Transaction<'_>) -> Result<T, Failure>) -> Result<T> {
@@ -252,7 +262,7 @@ fn save_table(tx: &rusqlite::Transaction<'_>, table: &TableRecord) -> Result<(),
     if let Some(position) = position {
         move_position(tx, &table.destination, table.oid, *position)?;
     }
-    Ok(())
+    Ok(history::put_applied(tx, table)?)
 }
 
 fn move_position(
@@ -264,11 +274,6 @@ fn move_position(
     let Position { epoch, commit, ordinal } = position;
     tx.prepare_cached(MOVE_POSITION)?.execute(params![destination, oid, epoch, hex(commit.0), hex(ordinal)])?;
     Ok(())
-}
-
-fn unknown_destination(destination: &str) -> Error {
-    Error::permanent("state.unknown-destination", format!("the state knows no destination `{destination}`"))
-        .next("This is a fault in tidegate: report it with this message.")
 }
 
 fn known_destination(tx: &rusqlite::Transaction<'_>, destination: &str) -> Result<(), Failure> {
@@ -342,9 +347,18 @@ impl Backend for Sqlite {
             }
             let mut tables = tx.prepare("SELECT * FROM tables ORDER BY destination, oid")?;
             loaded.tables = tables.query_map([], table_record)?.collect::<rusqlite::Result<_>>()?;
-            let mut history = tx.prepare("SELECT table_schema FROM history ORDER BY oid, commit_lsn, message_lsn")?;
+            loaded.copies = copies::load(&tx)?;
+            loaded.barriers = barriers::load(&tx)?;
+            let mut members = tx.prepare("SELECT oid, key FROM members")?;
+            loaded.members =
+                members.query_map([], |row| Ok((row.get(0)?, row.get(1)?)))?.collect::<rusqlite::Result<_>>()?;
+            let mut versions = tx.prepare("SELECT table_schema FROM history ORDER BY oid, commit_lsn, message_lsn")?;
             let schema = |row: &Row<'_>| serde_json::from_str(row.get_ref(0)?.as_str()?).map_err(unreadable);
-            loaded.history = history.query_map([], schema)?.collect::<rusqlite::Result<_>>()?;
+            loaded.history = versions.query_map([], schema)?.collect::<rusqlite::Result<_>>()?;
+            loaded.ended = history::ends(&tx)?;
+            loaded.removed = history::removed(&tx)?;
+            loaded.applied = history::applied(&tx)?;
+            loaded.quarantined = quarantine::counts(&tx)?;
             Ok(())
         };
         match read() {
@@ -411,6 +425,18 @@ impl Backend for Sqlite {
         self.transaction(|tx| append_history(tx, schema, &directory))
     }
 
+    fn append_end(&mut self, tombstone: &Tombstone) -> Result<()> {
+        self.transaction(|tx| Ok(history::put_end(tx, tombstone)?))
+    }
+
+    fn remove_versions(&mut self, oid: u32, versions: &[SnapshotId]) -> Result<Vec<SnapshotId>> {
+        self.transaction(|tx| Ok(history::remove(tx, oid, versions)?))
+    }
+
+    fn forget_history(&mut self, oid: u32) -> Result<bool> {
+        self.transaction(|tx| Ok(history::forget(tx, oid)?))
+    }
+
     fn save_tables(&mut self, tables: &[TableRecord]) -> Result<()> {
         self.transaction(|tx| {
             let mut checked = None;
@@ -425,10 +451,62 @@ impl Backend for Sqlite {
         })
     }
 
+    fn save_copy(&mut self, copy: &CopyRecord) -> Result<()> {
+        self.transaction(|tx| Ok(copies::put(tx, copy)?))
+    }
+
+    fn save_ranges(&mut self, destination: &str, oid: u32, ranges: &[(usize, RangeRecord)]) -> Result<()> {
+        self.transaction(|tx| Ok(copies::put_ranges(tx, destination, oid, ranges)?))
+    }
+
+    fn delete_copy(&mut self, destination: &str, oid: u32) -> Result<()> {
+        self.transaction(|tx| Ok(copies::delete(tx, destination, oid)?))
+    }
+
+    fn stop_tables(&mut self, destination: &str, error: &TableError) -> Result<()> {
+        self.transaction(|tx| {
+            tx.execute(
+                "UPDATE tables SET state = 'errored', needs_resync = 1, run = NULL,
+                     error_code = ?2, error_message = ?3, error_next = ?4
+                 WHERE destination = ?1 AND state <> 'errored'",
+                params![destination, error.code, error.message, error.next],
+            )?;
+            Ok(barriers::delete_all(tx, destination)?)
+        })
+    }
+
+    fn save_barrier(&mut self, barrier: &BarrierRecord) -> Result<()> {
+        self.transaction(|tx| Ok(barriers::put(tx, barrier)?))
+    }
+
+    fn decide_barrier(&mut self, destination: &str, oid: u32, to: SnapshotId, verdict: Verdict) -> Result<bool> {
+        self.transaction(|tx| Ok(barriers::decide(tx, destination, oid, to, verdict)?))
+    }
+
+    fn delete_barrier(&mut self, destination: &str, oid: u32) -> Result<()> {
+        self.transaction(|tx| Ok(barriers::delete(tx, destination, oid)?))
+    }
+
+    fn barriers(&mut self) -> Result<Vec<BarrierRecord>> {
+        barriers::load(&self.connection).map_err(|error| self.unread(error))
+    }
+
+    fn save_members(&mut self, members: &[(u32, String)]) -> Result<()> {
+        self.transaction(|tx| {
+            let mut put = tx.prepare("INSERT OR REPLACE INTO members (oid, key) VALUES (?1, ?2)")?;
+            for (oid, key) in members {
+                put.execute(params![oid, key])?;
+            }
+            Ok(())
+        })
+    }
+
     fn delete_table(&mut self, destination: &str, oid: u32) -> Result<()> {
         self.transaction(|tx| {
             tx.execute("DELETE FROM tables WHERE destination = ?1 AND oid = ?2", params![destination, oid])?;
-            Ok(())
+            copies::delete(tx, destination, oid)?;
+            barriers::delete(tx, destination, oid)?;
+            Ok(quarantine::clear(tx, destination, oid)?)
         })
     }
 
@@ -443,7 +521,9 @@ impl Backend for Sqlite {
                  WHERE destination = ?1 AND oid = ?2",
                 params![destination, oid],
             )?;
-            Ok(())
+            copies::delete(tx, destination, oid)?;
+            barriers::delete(tx, destination, oid)?;
+            Ok(quarantine::clear(tx, destination, oid)?)
         })
     }
 
@@ -482,7 +562,7 @@ impl Backend for Sqlite {
                 Ok(())
             });
         };
-        check_state_size(destination, key, value)?;
+        check_value(destination, key, value)?;
         self.transaction(|tx| {
             let (keys, bytes): (i64, i64) = tx.query_row(
                 "SELECT count(*), coalesce(sum(length(value)), 0) FROM plugin_state
@@ -490,13 +570,7 @@ impl Backend for Sqlite {
                 params![destination, key],
                 |row| Ok((row.get(0)?, row.get(1)?)),
             )?;
-            let (keys, bytes) = (keys.cast_unsigned() + 1, bytes.cast_unsigned() + value.len() as u64);
-            if keys > MAX_KEYS || bytes > MAX_VALUES {
-                let what = format!(
-                    "{keys} values of {bytes} bytes in all would be stored, at most {MAX_KEYS} and {MAX_VALUES} may be"
-                );
-                return Err(too_large(destination, what).into());
-            }
+            check_total(destination, keys, bytes, value)?;
             tx.execute(
                 "INSERT INTO plugin_state (destination, key, value) VALUES (?1, ?2, ?3)
                  ON CONFLICT (destination, key) DO UPDATE SET value = excluded.value",
@@ -505,21 +579,43 @@ impl Backend for Sqlite {
             Ok(())
         })
     }
-}
 
-fn check_state_size(destination: &str, key: &str, value: &[u8]) -> Result<()> {
-    if key.len() > MAX_KEY {
-        return Err(too_large(destination, format!("the key has {} bytes, at most {MAX_KEY} may be", key.len())));
+    fn put_quarantined(&mut self, rows: &[QuarantinedRow]) -> Result<()> {
+        self.transaction(|tx| Ok(rows.iter().try_for_each(|row| quarantine::put(tx, row))?))
     }
-    if value.len() > MAX_VALUE {
-        return Err(too_large(destination, format!("the value has {} bytes, at most {MAX_VALUE} may be", value.len())));
-    }
-    Ok(())
-}
 
-fn too_large(destination: &str, what: String) -> Error {
-    Error::permanent("state.too-large", format!("the plugin of destination `{destination}` stores too much: {what}"))
-        .next("Change the plugin to keep less in its state.")
+    fn explain_quarantined(
+        &mut self,
+        destination: &str,
+        oid: u32,
+        rows: &[(String, Position, RefusedWhy)],
+    ) -> Result<()> {
+        self.transaction(|tx| Ok(rows.iter().try_for_each(|row| quarantine::explain(tx, destination, oid, row))?))
+    }
+
+    fn quarantine_index(&mut self, destination: &str) -> Result<Vec<QuarantineKey>> {
+        quarantine::index(&self.connection, destination).map_err(|error| self.unread(error))
+    }
+
+    fn get_quarantined(&mut self, destination: &str, oid: u32, idents: &[String]) -> Result<Vec<QuarantinedRow>> {
+        quarantine::get(&self.connection, destination, oid, idents).map_err(|error| self.unread(error))
+    }
+
+    fn list_quarantined(&mut self, selection: &QuarantineSelection, most: u32) -> Result<Vec<QuarantinedRow>> {
+        quarantine::list(&self.connection, selection, most).map_err(|error| self.unread(error))
+    }
+
+    fn remove_quarantined(&mut self, destination: &str, oid: u32, rows: &[(String, Position)]) -> Result<()> {
+        self.transaction(|tx| Ok(quarantine::remove(tx, destination, oid, rows)?))
+    }
+
+    fn mark_quarantined(&mut self, selection: &QuarantineSelection, mark: Mark) -> Result<u64> {
+        self.transaction(|tx| Ok(quarantine::mark(tx, selection, mark)?))
+    }
+
+    fn drop_marked(&mut self, destination: &str) -> Result<()> {
+        self.transaction(|tx| Ok(quarantine::drop_marked(tx, destination)?))
+    }
 }
 
 #[cfg(test)]
@@ -529,8 +625,9 @@ mod tests {
     #[test]
     fn migrations_run_once_and_later_ones_run_on_an_older_state() {
         let directory = tempfile::tempdir().unwrap();
-        let later = [MIGRATIONS[0], "CREATE TABLE added (id INTEGER) STRICT; INSERT INTO added VALUES (1);"];
-        for migrations in [&later[..1], &later[..1], &later, &later] {
+        let later =
+            [MIGRATIONS[0], MIGRATIONS[1], "CREATE TABLE added (id INTEGER) STRICT; INSERT INTO added VALUES (1);"];
+        for migrations in [&later[..1], &later[..2], &later, &later] {
             let store =
                 Sqlite::open_with(directory.path(), "shop", migrations).unwrap_or_else(|error| panic!("{error}"));
             let version: i64 = store.connection.pragma_query_value(None, "user_version", |row| row.get(0)).unwrap();
@@ -543,7 +640,8 @@ mod tests {
     #[test]
     fn a_migration_that_fails_leaves_the_state_as_it_was() {
         let directory = tempfile::tempdir().unwrap();
-        drop(Sqlite::open_with(directory.path(), "shop", MIGRATIONS).unwrap_or_else(|error| panic!("{error}")));
+        let first = &MIGRATIONS[..1];
+        drop(Sqlite::open_with(directory.path(), "shop", first).unwrap_or_else(|error| panic!("{error}")));
         let broken = [MIGRATIONS[0], "CREATE TABLE added (id INTEGER) STRICT; CREATE TABLE meta (x TEXT);"];
         assert!(Sqlite::open_with(directory.path(), "shop", &broken).is_err());
         drop(Sqlite::open_with(directory.path(), "shop", MIGRATIONS).unwrap_or_else(|error| panic!("{error}")));

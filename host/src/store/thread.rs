@@ -3,7 +3,7 @@
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot, watch};
 
 use super::backend::Backend;
 use super::lock::Lock;
@@ -33,22 +33,56 @@ pub(super) struct Worker {
     /// Bounds the queue. The channel itself is not bounded, for a full one would block
     /// an asynchronous caller's thread instead of making the caller wait.
     places: Arc<Semaphore>,
+    /// Counts how often an operator has decided about something: see `Store::marks`.
+    pub(super) marks: watch::Sender<u64>,
+    /// Who has taken the state over, once somebody has.
+    pub(super) lost: watch::Sender<Option<String>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Worker {
     /// Moves the database, and the lock on it, to a thread of their own.
     pub(super) fn start(backend: Box<dyn Backend>, lock: Option<Lock>) -> Result<Worker> {
+        Self::open(move || Ok(backend), lock)
+    }
+
+    /// Opens the database on the thread that will own it, and waits for that.
+    pub(super) fn open(
+        open: impl FnOnce() -> Result<Box<dyn Backend>> + Send + 'static,
+        lock: Option<Lock>,
+    ) -> Result<Worker> {
         let (queue, commands) = mpsc::channel();
+        let (tell, opened) = mpsc::sync_channel(1);
+        let lost = watch::Sender::new(None);
+        let losing = lost.clone();
         let thread = std::thread::Builder::new()
             .name("tidegate-store".to_owned())
             .spawn(move || {
-                serve(backend, &commands);
-                // After the database was closed.
-                drop(lock);
+                match open() {
+                    Ok(backend) => {
+                        // Whoever opens waits for it.
+                        let _ = tell.send(None);
+                        serve(backend, &commands, &losing);
+                        // After the database was closed.
+                        drop(lock);
+                    }
+                    Err(error) => {
+                        drop(lock);
+                        let _ = tell.send(Some(error));
+                    }
+                }
             })
             .map_err(|error| Error::transient("state.thread", format!("no thread for the state: {error}")))?;
-        Ok(Worker { queue: Some(queue), places: Arc::new(Semaphore::new(QUEUE)), thread: Some(thread) })
+        if let Some(error) = opened.recv().map_err(|_| ended())? {
+            return Err(error);
+        }
+        Ok(Worker {
+            queue: Some(queue),
+            places: Arc::new(Semaphore::new(QUEUE)),
+            marks: watch::Sender::new(0),
+            lost,
+            thread: Some(thread),
+        })
     }
 
     pub(super) async fn call<T: Send + 'static>(
@@ -110,7 +144,7 @@ fn ended() -> Error {
         .next("Start tidegate again; if it comes again, report it with the log.")
 }
 
-fn serve(mut backend: Box<dyn Backend>, commands: &mpsc::Receiver<Queued>) {
+fn serve(mut backend: Box<dyn Backend>, commands: &mpsc::Receiver<Queued>, lost: &watch::Sender<Option<String>>) {
     let mut next = commands.recv().ok();
     while let Some(Queued { command, _place: place }) = next.take() {
         match command {
@@ -124,6 +158,9 @@ fn serve(mut backend: Box<dyn Backend>, commands: &mpsc::Receiver<Queued>) {
                 next = gather(commands, &mut run, &mut replies);
                 save(backend.as_mut(), &run, replies);
             }
+        }
+        if let Some(message) = backend.lost().filter(|_| lost.borrow().is_none()) {
+            lost.send_replace(Some(message.to_owned()));
         }
         if next.is_none() {
             next = commands.recv().ok();
@@ -167,9 +204,15 @@ mod tests {
     use std::sync::Mutex;
 
     use super::*;
-    use crate::position::Lsn;
+    use crate::position::{Lsn, Position, SnapshotId};
     use crate::schema::table::TableSchema;
-    use crate::store::records::{DestinationRecord, Loaded, SourceRecord, TableError, TableRecord};
+    use crate::schema::tombstone::Tombstone;
+    use crate::store::barriers::{BarrierRecord, Verdict};
+    use crate::store::copies::{CopyRecord, RangeRecord};
+    use crate::store::records::{
+        DestinationRecord, Loaded, Mark, QuarantineKey, QuarantineSelection, QuarantinedRow, RefusedWhy, SourceRecord,
+        TableError, TableRecord,
+    };
 
     /// Writes down what it was asked; refuses progress of a destination named `bad`.
     struct Recorder(Arc<Mutex<Vec<String>>>);
@@ -197,13 +240,49 @@ mod tests {
         fn append_history(&mut self, _: &TableSchema) -> Result<()> {
             Ok(())
         }
+        fn append_end(&mut self, _: &Tombstone) -> Result<()> {
+            Ok(())
+        }
+        fn remove_versions(&mut self, _: u32, _: &[SnapshotId]) -> Result<Vec<SnapshotId>> {
+            Ok(Vec::new())
+        }
+        fn forget_history(&mut self, _: u32) -> Result<bool> {
+            Ok(false)
+        }
         fn save_tables(&mut self, _: &[TableRecord]) -> Result<()> {
             Ok(())
+        }
+        fn save_copy(&mut self, _: &CopyRecord) -> Result<()> {
+            Ok(())
+        }
+        fn save_ranges(&mut self, _: &str, _: u32, _: &[(usize, RangeRecord)]) -> Result<()> {
+            Ok(())
+        }
+        fn delete_copy(&mut self, _: &str, _: u32) -> Result<()> {
+            Ok(())
+        }
+        fn save_barrier(&mut self, _: &BarrierRecord) -> Result<()> {
+            Ok(())
+        }
+        fn decide_barrier(&mut self, _: &str, _: u32, _: SnapshotId, _: Verdict) -> Result<bool> {
+            Ok(false)
+        }
+        fn delete_barrier(&mut self, _: &str, _: u32) -> Result<()> {
+            Ok(())
+        }
+        fn barriers(&mut self) -> Result<Vec<BarrierRecord>> {
+            Ok(Vec::new())
         }
         fn delete_table(&mut self, _: &str, _: u32) -> Result<()> {
             Ok(())
         }
         fn reset_table(&mut self, _: &str, _: u32) -> Result<()> {
+            Ok(())
+        }
+        fn stop_tables(&mut self, _: &str, _: &TableError) -> Result<()> {
+            Ok(())
+        }
+        fn save_members(&mut self, _: &[(u32, String)]) -> Result<()> {
             Ok(())
         }
         fn save_progress(&mut self, progress: &[Progress]) -> Result<()> {
@@ -221,6 +300,30 @@ mod tests {
             Ok(None)
         }
         fn set_state(&mut self, _: &str, _: &str, _: Option<&[u8]>) -> Result<()> {
+            Ok(())
+        }
+        fn put_quarantined(&mut self, _: &[QuarantinedRow]) -> Result<()> {
+            Ok(())
+        }
+        fn explain_quarantined(&mut self, _: &str, _: u32, _: &[(String, Position, RefusedWhy)]) -> Result<()> {
+            Ok(())
+        }
+        fn quarantine_index(&mut self, _: &str) -> Result<Vec<QuarantineKey>> {
+            Ok(Vec::new())
+        }
+        fn get_quarantined(&mut self, _: &str, _: u32, _: &[String]) -> Result<Vec<QuarantinedRow>> {
+            Ok(Vec::new())
+        }
+        fn list_quarantined(&mut self, _: &QuarantineSelection, _: u32) -> Result<Vec<QuarantinedRow>> {
+            Ok(Vec::new())
+        }
+        fn remove_quarantined(&mut self, _: &str, _: u32, _: &[(String, Position)]) -> Result<()> {
+            Ok(())
+        }
+        fn mark_quarantined(&mut self, _: &QuarantineSelection, _: Mark) -> Result<u64> {
+            Ok(0)
+        }
+        fn drop_marked(&mut self, _: &str) -> Result<()> {
             Ok(())
         }
     }

@@ -63,12 +63,13 @@ impl Destination for Files {
             "add-column",
             "drop-column",
             "rename-column",
+            "alter-type",
             "set-default",
             "drop-default",
             "set-not-null",
             "drop-not-null",
         ];
-        capability::with_steps(&steps, &[capability::CHANGES])
+        capability::with_steps(&steps, &[capability::CHANGES, capability::ADD_DEFAULT_METADATA])
     }
 
     fn open(session: Session<Settings>) -> Result<(Self, Ready), Failure> {

@@ -138,7 +138,6 @@ impl<'a> Cells<'a> {
             cell => {
                 let mut text = self.text.borrow_mut();
                 text.clear();
-                // Only an array of boxes has another delimiter than the comma.
                 if named.source.delimiter() == ',' {
                     cell.write_text(named.kind, &mut text);
                 } else {

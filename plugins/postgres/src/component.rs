@@ -29,8 +29,9 @@ impl Destination for Postgres {
     const PERMISSIONS: &'static [&'static str] = &["network:host", "secret:password"];
 
     fn capabilities() -> Vec<&'static str> {
-        use capability::{ATOMIC_DDL, MERGE, PARTIAL_ROWS, TRANSACTIONAL};
-        capability::with_steps(&ddl::STEPS, &[MERGE, PARTIAL_ROWS, TRANSACTIONAL, ATOMIC_DDL])
+        use capability::{ADD_DEFAULT_METADATA, ATOMIC_DDL, MERGE, PARTIAL_ROWS, RESUMABLE_COPY, TRANSACTIONAL};
+        let others = [MERGE, PARTIAL_ROWS, TRANSACTIONAL, ATOMIC_DDL, ADD_DEFAULT_METADATA, RESUMABLE_COPY];
+        capability::with_steps(&ddl::STEPS, &others)
     }
 
     fn open(session: Session<Settings>) -> Result<(Self, Ready), Failure> {

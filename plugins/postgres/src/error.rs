@@ -48,13 +48,15 @@ pub enum Error {
     Protocol(String),
     /// Logging in needs something that is not there.
     Login(String),
+    /// The server does not speak TLS, and has to.
+    NoTls(String),
 }
 
 impl Error {
     /// Whether the connection cannot be used any more.
     pub fn is_lost(&self) -> bool {
         match self {
-            Error::Io(_) | Error::Protocol(_) | Error::Login(_) => true,
+            Error::Io(_) | Error::Protocol(_) | Error::Login(_) | Error::NoTls(_) => true,
             Error::Server(error) => error.code.starts_with("57P") || error.code.starts_with("08"),
         }
     }
@@ -67,6 +69,8 @@ impl Error {
             Error::Server(error) => judge_sqlstate(&error.code),
             Error::Protocol(_) => Verdict { code: "postgres.protocol", ..CONNECTION },
             Error::Login(_) => LOGIN,
+            // What to do about it is in the message.
+            Error::NoTls(_) => Verdict { next: "", ..TLS },
         };
         let mut failure = make(verdict.class, verdict.scope, verdict.code, format!("{what}: {self}"));
         if !verdict.next.is_empty() {
@@ -87,7 +91,7 @@ impl fmt::Display for Error {
         match self {
             Error::Io(error) => write!(f, "{error}"),
             Error::Server(error) => write!(f, "{error}"),
-            Error::Protocol(message) | Error::Login(message) => f.write_str(message),
+            Error::Protocol(message) | Error::Login(message) | Error::NoTls(message) => f.write_str(message),
         }
     }
 }
@@ -135,6 +139,13 @@ const LOGIN: Verdict = Verdict {
     next: "Check `user`, the secret `password`, `sslmode` and the server's pg_hba.conf",
 };
 
+const TLS: Verdict = Verdict {
+    class: FailureClass::Permanent,
+    scope: FailureScope::Destination,
+    code: "postgres.tls",
+    next: "Check the server's certificate, the CA of the grant, and `sslmode`",
+};
+
 fn judge_io(error: &io::Error) -> Verdict {
     match error.kind() {
         io::ErrorKind::PermissionDenied => Verdict {
@@ -143,12 +154,7 @@ fn judge_io(error: &io::Error) -> Verdict {
             next: "Grant `host:port` of the settings under [destination.grant] network",
             ..CONNECTION
         },
-        io::ErrorKind::InvalidData => Verdict {
-            class: FailureClass::Permanent,
-            code: "postgres.tls",
-            next: "Check the server's certificate, the CA of the grant, and `sslmode`",
-            ..CONNECTION
-        },
+        io::ErrorKind::InvalidData => TLS,
         _ => CONNECTION,
     }
 }
@@ -166,6 +172,7 @@ const SQLSTATES: &[(&str, FailureClass, FailureScope, &str, &str)] = {
         ("23", Permanent, Row, "postgres.constraint", ""),
         ("25006", Transient, Destination, "postgres.read-only", "Point `host` at the primary"),
         ("25", Transient, Destination, "postgres.transaction", ""),
+        ("27", Permanent, Row, "postgres.constraint", ""),
         ("28", Permanent, Destination, LOGIN.code, LOGIN.next),
         ("2BP01", Permanent, Table, "postgres.dependents", "Drop what depends on it, or alter it by hand"),
         ("3D", Permanent, Destination, "postgres.no-database", "Create the database, or correct `database`"),
@@ -173,6 +180,7 @@ const SQLSTATES: &[(&str, FailureClass, FailureScope, &str, &str)] = {
         ("42501", Permanent, Table, "postgres.privilege", "Grant the role what plugins/postgres/README.md lists"),
         ("42", Permanent, Table, "postgres.schema", ""),
         ("3F", Permanent, Table, "postgres.schema", ""),
+        ("44", Permanent, Row, "postgres.constraint", ""),
         ("53", Transient, Destination, "postgres.resources", ""),
         ("54", Permanent, Row, "postgres.value", ""),
         ("55P03", Transient, Destination, "postgres.lock-timeout", ""),
@@ -180,6 +188,8 @@ const SQLSTATES: &[(&str, FailureClass, FailureScope, &str, &str)] = {
         ("55", Permanent, Table, "postgres.state", ""),
         ("57", Transient, Destination, "postgres.shutdown", ""),
         ("58", Transient, Destination, "postgres.server", ""),
+        // What a trigger raises is about the row that it was fired for.
+        ("P0", Permanent, Row, "postgres.raised", ""),
         ("XX", Transient, Destination, "postgres.server", ""),
     ]
 };
@@ -214,7 +224,10 @@ mod tests {
             ("23505", Permanent, Row),
             ("42703", Permanent, Table),
             ("28P01", Permanent, Destination),
-            ("P0001", Permanent, Table),
+            ("P0001", Permanent, Row),
+            ("44000", Permanent, Row),
+            ("42P01", Permanent, Table),
+            ("HV000", Permanent, Table),
         ] {
             let failure = of(code, Some(7));
             assert_eq!((failure.class, failure.scope), (class, scope), "{code}");

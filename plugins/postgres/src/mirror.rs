@@ -92,10 +92,7 @@ impl<C: Connector> Mirror<C> {
         let position = self.call(|mirror, session| {
             let (mut tx, _) = Transaction::begin(session, mirror.metadata, &[], "attach a table")?;
             let answers = tx.query(&mirror.metadata.claim(&[target.id]), target.id)?;
-            let there = answers
-                .iter()
-                .flat_map(|answer| &answer.rows)
-                .any(|row| row.last().is_some_and(|there| there.as_deref() == Some("t")));
+            let there = is_there(&answers);
             let stored = rows_of(&target, &answers)?.into_iter().find(|stored| is_at(stored, &target));
             tx.commit()?;
             Ok(stored.filter(|_| there).and_then(|stored| stored.position))
@@ -104,9 +101,11 @@ impl<C: Connector> Mirror<C> {
         Ok(position)
     }
 
-    /// See the contract: a new run begins empty; one that is known goes on.
+    /// See the contract: a new run begins empty; one that is known goes on, and so does one
+    /// that has ended, as far as that is all that is left to say.
     pub fn begin_copy(&mut self, table: &Table, run: &str) -> Result<(), Failure> {
         let target = Target::new(table, &self.settings)?;
+        let goes_on = table.details.iter().any(|(name, value)| name == "resume" && value == "true");
         self.call(|mirror, session| {
             let (mut tx, _) = Transaction::begin(session, mirror.metadata, &[], "begin a copy")?;
             tx.query(&mirror.metadata.creation_lock(&target.quoted), target.id)?;
@@ -114,10 +113,16 @@ impl<C: Connector> Mirror<C> {
             let stored = rows_of(&target, &answers)?;
             let ours = stored.iter().any(|stored| is_at(stored, &target));
             let known = stored.iter().any(|stored| {
-                stored.table == target.id && stored.run.as_deref() == Some(run) && stored.position.is_none()
+                let same = stored.table == target.id && stored.run.as_deref() == Some(run);
+                same && (goes_on || stored.position.is_none())
             });
             if known && ours {
-                tx.query(&mirror.metadata.claim(&[target.id]), target.id)?;
+                let answers = tx.query(&mirror.metadata.claim(&[target.id]), target.id)?;
+                if goes_on && !is_there(&answers) {
+                    return Err(run_unknown(&target, run));
+                }
+            } else if goes_on {
+                return Err(run_unknown(&target, run));
             } else {
                 ddl::make_empty(&mut tx, &target, ours)?;
                 tx.add(
@@ -328,6 +333,17 @@ fn check_run(stored: &Stored, target: &Target, run: &str) -> Result<(), Failure>
         "postgres.wrong-run",
         format!("{}: run {run} is over, the run under way is {under_way}", target.shown()),
     ))
+}
+
+/// Whether a claimed table exists.
+fn is_there(answers: &[crate::protocol::Answer]) -> bool {
+    let mut rows = answers.iter().flat_map(|answer| &answer.rows);
+    rows.any(|row| row.last().is_some_and(|there| there.as_deref() == Some("t")))
+}
+
+/// Rows that the host counts on are not here.
+fn run_unknown(target: &Target, run: &str) -> Failure {
+    of_table(target.id, "run-unknown", format!("{}: there is nothing here of run {run}", target.shown()))
 }
 
 fn is_at(stored: &Stored, target: &Target) -> bool {

@@ -276,7 +276,7 @@ fn request_tls<S: Stream>(stream: &mut S) -> Result<(), Error> {
     stream.read_exact(&mut answer)?;
     match answer[0] {
         b'S' => Ok(stream.start_tls()?),
-        b'N' => Err(Error::Login(
+        b'N' => Err(Error::NoTls(
             "the server does not speak TLS: switch it on there, or set `sslmode` to \"disable\"".to_owned(),
         )),
         _ => Err(unexpected("in answer to the request for TLS")),

@@ -19,7 +19,10 @@ const OLDEST_SERVER: u32 = 140_000;
 const PINNED: &str = "SET client_encoding = 'UTF8'; SET datestyle = 'ISO, MDY'; SET intervalstyle = 'postgres'; SET timezone = 'UTC'; \
     SET standard_conforming_strings = on; SET lc_monetary = 'C'; SET search_path = pg_catalog, pg_temp; SET row_security = off; \
     SET default_transaction_isolation = 'read committed'; SET default_transaction_read_only = off; SET transform_null_equals = off; SET array_nulls = on; \
-    SET statement_timeout = 0; SET idle_in_transaction_session_timeout = '5min'; SET synchronous_commit = on; SET client_min_messages = warning";
+    SET statement_timeout = 0; SET idle_in_transaction_session_timeout = '5min'; SET idle_session_timeout = 0; SET quote_all_identifiers = off; SET synchronous_commit = on; SET client_min_messages = warning";
+
+/// What PostgreSQL 17 adds to them, and older servers do not know.
+const UNLIMITED: &str = "SELECT set_config(name, '0', false) FROM pg_settings WHERE name = 'transaction_timeout'";
 
 /// An open connection and what was made in it.
 pub struct Session<S> {
@@ -106,7 +109,7 @@ impl<S: Stream> Session<S> {
     }
 
     fn pin(&mut self, settings: &Settings) -> Result<(), Failure> {
-        let sql = format!("{PINNED}; SET lock_timeout = {}", settings.lock_timeout_ms);
+        let sql = format!("{PINNED}; SET lock_timeout = {}; {UNLIMITED}", settings.lock_timeout_ms);
         self.query(&sql, "set up the session", None)?;
         let number = self.value("SHOW server_version_num", "ask for the version", None)?;
         self.version = self.value("SHOW server_version", "ask for the version", None)?.unwrap_or_default();

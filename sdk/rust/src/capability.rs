@@ -11,6 +11,9 @@ pub const PARTIAL_ROWS: &str = "partial-rows";
 pub const TRANSACTIONAL: &str = "transactional";
 /// Runs all steps of a schema change in one transaction, with the snapshot id.
 pub const ATOMIC_DDL: &str = "atomic-ddl";
+/// A column that is added with a literal default: rows that are there show the default, as
+/// the table's own metadata say. Without this they show null.
+pub const ADD_DEFAULT_METADATA: &str = "add-default-metadata";
 /// The rows of one copy may come by every lane.
 pub const PARALLEL_COPY: &str = "parallel-copy";
 /// A copy may go on in the run it began in.

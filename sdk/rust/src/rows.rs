@@ -102,9 +102,10 @@ impl model::Column {
         self.base == "array"
     }
 
-    /// What stands between elements in an array's text: `;` for `box`, else `,`.
+    /// What stands between elements in an array's text: the detail `delimiter`, or a
+    /// comma. Of the built-in types only `box` has another.
     pub fn delimiter(&self) -> char {
-        if self.element.as_deref() == Some("box") { ';' } else { ',' }
+        self.detail("delimiter").and_then(|delimiter| delimiter.chars().next()).unwrap_or(',')
     }
 
     /// The value of a detail.

@@ -20,8 +20,8 @@ impl Cell<'_> {
     /// nothing, for NULL and missing cells, which have no text.
     ///
     /// Bytes that are not UTF-8 (an odd cell of kind `hex`) are appended as their hex
-    /// digits after `\x`. An array of `box` wants [`write_as`](Self::write_as), which
-    /// knows its delimiter.
+    /// digits after `\x`. An array wants [`write_as`](Self::write_as), which knows its
+    /// delimiter: of `box` and of some extensions' types it is no comma.
     pub fn write_text(&self, kind: Kind, out: &mut String) -> bool {
         self.write_delimited(kind, ',', out)
     }

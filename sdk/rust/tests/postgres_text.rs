@@ -87,7 +87,7 @@ fn column(base: &str, element: bool) -> tidegate_sdk::model::Column {
         identity: false,
         default_expression: None,
         default_literal: None,
-        details: vec![],
+        details: if base == "box" { vec![("delimiter".to_owned(), ";".to_owned())] } else { vec![] },
     }
 }
 

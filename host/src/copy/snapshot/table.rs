@@ -1,33 +1,28 @@
-//! One table of a wave: locking it, comparing it with the snapshot, and its COPY.
+//! The SQL about a table of a wave: locking it, comparing it with the snapshot, its parts,
+//! and its COPY.
 
+use std::collections::HashMap;
 use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
-use futures_util::StreamExt;
-use tokio::sync::mpsc;
-use tokio_postgres::Client;
-use tokio_postgres::error::SqlState;
+use tokio_postgres::{Client, Row, ToStatement};
 
-use super::CopyProgress;
+use super::ranges::{Pages, Part, Piece, estimate_rows};
 use crate::error::{Error, Result};
 use crate::schema::table::{TableName, TableSchema, quote_identifier};
 use crate::source::catalog::PublishedTable;
+use crate::source::copy_out::Failed;
 use crate::source::session::sql_error;
 
-/// Rows are handed over in buffers of about this size: one allocation and one hop to
-/// another task for some thousand rows.
-const BUFFER: usize = 256 * 1024;
+const LOCK_NOT_AVAILABLE: &str = "55P03";
+const UNDEFINED_TABLE: &str = "42P01";
+const INVALID_SCHEMA_NAME: &str = "3F000";
+const WRONG_OBJECT_TYPE: &str = "42809";
+const INSUFFICIENT_PRIVILEGE: &str = "42501";
+/// The keeper has ended; its name is not a snapshot's; the same since PostgreSQL 17.
+const SNAPSHOT_LOST: [&str; 3] = ["55000", "22023", "42704"];
+
 /// The first server whose publications may name schemas.
 const SCHEMAS_SINCE: u32 = 150_000;
-
-/// A table or leaf whose rows are copied by one statement.
-#[derive(Clone, Debug)]
-pub(super) struct Part {
-    name: TableName,
-    row_security: bool,
-    /// A published column is generated: COPY of the table itself refuses it.
-    generated: bool,
-}
 
 /// See `sql/digest.sql`.
 pub(super) fn digest_sql(version_num: u32) -> String {
@@ -35,29 +30,47 @@ pub(super) fn digest_sql(version_num: u32) -> String {
     include_str!("../sql/digest.sql").replace("{schemas}", schemas)
 }
 
-/// The digest of a table as the caller's snapshot shows it.
-pub(super) async fn digest(client: &Client, sql: &str, table: &PublishedTable, publication: &str) -> Result<String> {
-    let row = client.query_one(sql, &[&table.oid, &publication]).await;
-    row.map(|row| row.get(0)).map_err(|error| sql_error(&error, &format!("comparing table {}", table.name)))
+/// The digests of tables as the caller's snapshot shows them; none for one of which it
+/// shows nothing.
+pub(super) async fn digests(
+    client: &Client,
+    digest: &(impl ToStatement + ?Sized),
+    tables: &[u32],
+    publication: &str,
+) -> Result<HashMap<u32, String>> {
+    let rows = client.query(digest, &[&tables, &publication]).await;
+    let rows = rows.map_err(|error| sql_error(&error, "comparing tables with the snapshot of their copy"))?;
+    Ok(rows.iter().map(|row| (row.get(0), row.get(1))).collect())
 }
 
-/// Locks a table and its partitions ACCESS SHARE, inside the caller's transaction.
-/// `observer` is another session.
-pub(super) async fn lock(client: &Client, observer: &Client, table: &PublishedTable, timeout: Duration) -> Result<()> {
-    let only = if table.kind == 'p' { "" } else { "ONLY " };
-    let statement = format!(
-        "SET LOCAL lock_timeout = {}; LOCK TABLE {only}{} IN ACCESS SHARE MODE",
-        timeout.as_millis().clamp(1, i32::MAX as u128),
-        table.name.quoted()
-    );
-    let Err(error) = client.batch_execute(&statement).await else { return Ok(()) };
-    match error.code() {
-        Some(&SqlState::LOCK_NOT_AVAILABLE) => Err(lock_failed(observer, table, timeout).await),
+/// Locks tables with their partitions ACCESS SHARE, inside the caller's transaction.
+pub(super) fn lock_whole_sql(tables: &[PublishedTable], timeout: Duration) -> String {
+    // A table that others inherit from is alone, a root comes with its partitions.
+    let name = |table: &PublishedTable| match table.kind {
+        'p' => table.name.quoted(),
+        _ => format!("ONLY {}", table.name.quoted()),
+    };
+    lock_names(tables.iter().map(name), timeout)
+}
+
+/// The same of tables without partitions.
+pub(super) fn lock_sql<'a>(names: impl Iterator<Item = &'a TableName>, timeout: Duration) -> String {
+    lock_names(names.map(|name| format!("ONLY {}", name.quoted())), timeout)
+}
+
+fn lock_names(names: impl Iterator<Item = String>, timeout: Duration) -> String {
+    let timeout = timeout.as_millis().clamp(1, i32::MAX as u128);
+    let names: Vec<String> = names.collect();
+    format!("SET LOCAL lock_timeout = {timeout}; LOCK TABLE {} IN ACCESS SHARE MODE", names.join(", "))
+}
+
+/// Why a lock was not had. `observer` is another session than the one that failed.
+pub(super) async fn lock_error(failed: Failed, observer: &Client, table: &PublishedTable, timeout: Duration) -> Error {
+    match failed.state.as_str() {
+        LOCK_NOT_AVAILABLE => lock_failed(observer, table, timeout).await,
         // Renamed, moved or dropped since.
-        Some(&SqlState::UNDEFINED_TABLE | &SqlState::INVALID_SCHEMA_NAME | &SqlState::WRONG_OBJECT_TYPE) => {
-            Err(changed(table))
-        }
-        _ => Err(sql_error(&error, &format!("locking table {} for its copy", table.name))),
+        UNDEFINED_TABLE | INVALID_SCHEMA_NAME | WRONG_OBJECT_TYPE => changed(table),
+        _ => failed.error,
     }
 }
 
@@ -76,32 +89,73 @@ async fn lock_failed(observer: &Client, table: &PublishedTable, timeout: Duratio
         .next("Let the transactions end, or end them with pg_terminate_backend(pid); the copy begins again by itself.")
 }
 
+/// If this is what SET TRANSACTION SNAPSHOT says when the snapshot is gone.
+pub(super) fn snapshot_lost(failed: &Failed) -> Option<Error> {
+    SNAPSHOT_LOST.contains(&failed.state.as_str()).then(|| {
+        let message = format!("the snapshot of this copy is gone: {}", failed.error.message());
+        Error::transient("copy.snapshot-lost", message).next("Nothing: the copy begins again with a new one.")
+    })
+}
+
 /// The table is no longer what the snapshot shows: no row, or wrong ones, would come.
 pub(super) fn changed(table: &PublishedTable) -> Error {
     let message = format!("table {} was altered, rewritten or truncated after the snapshot of its copy", table.name);
     Error::transient("copy.changed", message).next("Nothing: its copy begins again with a new snapshot.")
 }
 
-/// What has to be copied for a table, in the snapshot of `client`.
+/// What has to be copied for each table, in the snapshot of `client`.
 ///
 /// # Errors
-/// `copy.row-security`: rows would be hidden from us.
-pub(super) async fn parts(client: &Client, table: &PublishedTable, schema: &TableSchema) -> Result<Vec<Part>> {
-    let ordinals: Vec<i16> = schema.columns.iter().map(|column| column.ordinal as i16).collect();
-    let rows = client.query(include_str!("../sql/parts.sql"), &[&table.oid, &ordinals]).await;
-    let rows = rows.map_err(|error| sql_error(&error, &format!("listing the partitions of {}", table.name)))?;
-    let parts: Vec<Part> = rows
-        .iter()
-        .map(|row| Part {
-            name: TableName::new(row.get::<_, &str>(0), row.get::<_, &str>(1)),
-            row_security: row.get(2),
-            generated: row.get(3),
-        })
-        .collect();
-    match parts.iter().find(|part| part.row_security) {
-        Some(hidden) => Err(row_security(&hidden.name)),
-        None => Ok(parts),
+/// For one table: `copy.row-security`: rows would be hidden from us; `copy.unlogged` and
+/// `copy.foreign`: changes would never come.
+pub(super) async fn parts(
+    client: &Client,
+    tables: &[PublishedTable],
+    schemas: &HashMap<u32, TableSchema>,
+) -> Result<HashMap<u32, Result<Vec<Part>>>> {
+    let oids: Vec<u32> = tables.iter().map(|table| table.oid).collect();
+    let columns = |oid: &u32| -> Vec<&str> {
+        let columns = schemas.get(oid).map(|schema| schema.columns.as_slice()).unwrap_or_default();
+        columns.iter().map(|column| column.name.as_str()).collect()
+    };
+    let published: serde_json::Value = oids.iter().map(columns).collect();
+    let rows = client.query(include_str!("../sql/parts.sql"), &[&oids, &published.to_string()]).await;
+    let rows = rows.map_err(|error| sql_error(&error, "listing tables and their partitions"))?;
+    let names: HashMap<u32, &TableName> = tables.iter().map(|table| (table.oid, &table.name)).collect();
+    let mut parts: HashMap<u32, Result<Vec<Part>>> = HashMap::new();
+    for row in &rows {
+        let oid: u32 = row.get(0);
+        let Some(name) = names.get(&oid) else { continue };
+        let of_table = parts.entry(oid).or_insert_with(|| Ok(Vec::new()));
+        if let Ok(known) = of_table {
+            match read_part(row, name) {
+                Ok(part) => known.push(part),
+                Err(error) => *of_table = Err(error),
+            }
+        }
     }
+    Ok(parts)
+}
+
+fn read_part(row: &Row, table: &TableName) -> Result<Part> {
+    let name = TableName::new(row.get::<_, &str>(1), row.get::<_, &str>(2));
+    match (row.get(3), row.get(4), row.get(5)) {
+        ("f", ..) => return Err(foreign(&name, table)),
+        (_, "u", _) => return Err(unlogged(&name, table)),
+        (.., true) => return Err(row_security(&name)),
+        _ => {}
+    }
+    let size = |index: usize| u64::try_from(row.get::<_, i64>(index)).unwrap_or_default();
+    let block = size(13).max(1);
+    let pages = size(8).div_ceil(block);
+    Ok(Part {
+        name,
+        generated: row.get(6),
+        by_page: row.get(7),
+        pages,
+        bytes: size(9),
+        rows: estimate_rows(pages, row.get(10), row.get(11), row.get(12), block),
+    })
 }
 
 fn row_security(name: &TableName) -> Error {
@@ -110,61 +164,58 @@ fn row_security(name: &TableName) -> Error {
         .next("Give the role BYPASSRLS (ALTER ROLE … BYPASSRLS), or take the table out of the publication.")
 }
 
-/// The COPY of a part. Column lists of the publication are in the schema already.
-pub(super) fn statement(part: &Part, schema: &TableSchema, row_filter: Option<&str>) -> String {
+/// A table, or a partition of one, whose changes are in no log.
+pub(super) fn unlogged(name: &TableName, table: &TableName) -> Error {
+    let message = format!("{} is unlogged: its changes are not in the log", which(name, table));
+    Error::no("copy.unlogged", message)
+        .next(format!("Run ALTER TABLE {} SET LOGGED, or take the table out of the publication.", name.quoted()))
+}
+
+/// A table, or a partition of one, that another server holds.
+pub(super) fn foreign(name: &TableName, table: &TableName) -> Error {
+    let message = format!("{} is a foreign table: another server holds its rows", which(name, table));
+    Error::no("copy.foreign", message)
+        .next("Publish it at the server that holds it; here, detach it or take the table out of the publication.")
+}
+
+fn which(name: &TableName, table: &TableName) -> String {
+    if name == table { format!("table {name}") } else { format!("partition {name} of table {table}") }
+}
+
+/// The COPY of a part, or of a piece of it. Column lists of the publication are in the
+/// schema already.
+pub(super) fn copy_sql(part: &Part, piece: &Piece, schema: &TableSchema, row_filter: Option<&str>) -> String {
     let columns: Vec<String> = schema.columns.iter().map(|column| quote_identifier(&column.name)).collect();
     let columns = columns.join(", ");
     let name = part.name.quoted();
-    match row_filter {
+    let mut conditions = Vec::new();
+    if let Some(Pages { from, to }) = piece.pages {
+        conditions.push(format!("ctid >= '({from},0)'::tid"));
+        conditions.extend(to.map(|to| format!("ctid < '({to},0)'::tid")));
+    }
+    if let Some(keys) = &piece.keys {
+        // Bounds are the host's own: numbers and uuids.
+        let column = quote_identifier(&keys.column);
+        conditions.extend(keys.beyond.as_ref().map(|bound| format!("{column} > '{bound}'")));
+        conditions.extend(keys.to.as_ref().map(|bound| format!("{column} <= '{bound}'")));
+    }
+    conditions.extend(row_filter.map(|filter| format!("({filter})")));
+    if conditions.is_empty() {
         // Without a query around it COPY is faster.
-        None if !columns.is_empty() && !part.generated => format!("COPY {name} ({columns}) TO STDOUT"),
-        None => format!("COPY (SELECT {columns} FROM ONLY {name}) TO STDOUT"),
-        Some(filter) => format!("COPY (SELECT {columns} FROM ONLY {name} WHERE ({filter})) TO STDOUT"),
+        return match columns.is_empty() || part.generated {
+            false => format!("COPY {name} ({columns}) TO STDOUT"),
+            true => format!("COPY (SELECT {columns} FROM ONLY {name}) TO STDOUT"),
+        };
     }
+    format!("COPY (SELECT {columns} FROM ONLY {name} WHERE {}) TO STDOUT", conditions.join(" AND "))
 }
 
-/// Runs a COPY and hands its rows over, whole lines, in order.
-pub(super) async fn stream(
-    client: &Client,
-    statement: &str,
-    sink: &mpsc::Sender<Bytes>,
-    progress: &CopyProgress,
-) -> Result<()> {
-    let failed = |error: &tokio_postgres::Error| copy_error(error, statement);
-    let rows = client.copy_out(statement).await.map_err(|error| failed(&error))?;
-    let mut rows = std::pin::pin!(rows);
-    let mut buffer = BytesMut::with_capacity(BUFFER);
-    let mut count = 0;
-    while let Some(row) = rows.next().await {
-        let row = row.map_err(|error| failed(&error))?;
-        if buffer.len() + row.len() > BUFFER && !buffer.is_empty() {
-            let full = std::mem::replace(&mut buffer, BytesMut::with_capacity(BUFFER));
-            hand_over(sink, full.freeze(), std::mem::take(&mut count), progress).await?;
-        }
-        if row.len() >= BUFFER {
-            hand_over(sink, row, 1, progress).await?;
-        } else {
-            buffer.extend_from_slice(&row);
-            count += 1;
-        }
-    }
-    if buffer.is_empty() { Ok(()) } else { hand_over(sink, buffer.freeze(), count, progress).await }
-}
-
-async fn hand_over(sink: &mpsc::Sender<Bytes>, rows: Bytes, count: u64, progress: &CopyProgress) -> Result<()> {
-    progress.add(count, rows.len() as u64);
-    sink.send(rows).await.map_err(|_| {
-        Error::transient("copy.stopped", "nobody takes the rows of this copy any more")
-            .next("Look for the error of the destination; the copy begins again.")
-    })
-}
-
-fn copy_error(error: &tokio_postgres::Error, statement: &str) -> Error {
-    match error.code() {
+pub(super) fn copy_error(failed: Failed) -> Error {
+    match failed.state.as_str() {
         // Row security is told before; a policy may have come since.
-        Some(&SqlState::INSUFFICIENT_PRIVILEGE) => sql_error(error, "copying rows")
-            .context(format_args!("`{statement}`"))
-            .next("Grant the role SELECT on the table, and BYPASSRLS if it has row security."),
-        _ => sql_error(error, &format!("`{statement}`")),
+        INSUFFICIENT_PRIVILEGE => {
+            failed.error.next("Grant the role SELECT on the table, and BYPASSRLS if it has row security.")
+        }
+        _ => failed.error,
     }
 }

@@ -2,9 +2,13 @@ use std::collections::BTreeSet;
 use std::sync::atomic::AtomicBool;
 use std::sync::{LazyLock, Weak};
 
+use tokio::sync::mpsc;
+
 use super::*;
-use crate::schema::table::TableName;
+use crate::position::SnapshotId;
+use crate::schema::table::{Origin, TableName};
 use crate::scratch::{Cluster, ClusterOptions};
+use crate::source::catalog::published_tables;
 use crate::source::pgoutput::{self, Cell};
 use crate::source::wal::WalMessage;
 
@@ -48,8 +52,21 @@ impl Source {
         published_tables(&self.sql, "p").await.unwrap()
     }
 
-    async fn take(&self) -> Wave {
-        take(&self.config, &self.published().await, &options()).await.unwrap()
+    async fn take(&self) -> Arc<Wave> {
+        self.take_with(&options()).await
+    }
+
+    async fn take_with(&self, options: &WaveOptions) -> Arc<Wave> {
+        Arc::new(take(&self.config, &self.published().await, options).await.unwrap())
+    }
+
+    /// A wave whose tables are cut into ranges of so many bytes.
+    async fn take_cut(&self, bytes: u64) -> Arc<Wave> {
+        let mut wave = take(&self.config, &self.published().await, &options()).await.unwrap();
+        for table in &mut wave.tables {
+            table.ranges = ranges::cut_to(&table.parts, bytes).into();
+        }
+        Arc::new(wave)
     }
 
     async fn number(&self, sql: &str) -> i64 {
@@ -66,21 +83,46 @@ fn options() -> WaveOptions {
     }
 }
 
-fn oid(wave: &Wave, name: &str) -> u32 {
+fn table<'a>(wave: &'a Wave, name: &str) -> &'a WaveTable {
     let table = wave.tables.iter().find(|table| table.table.name == TableName::new("public", name));
-    table.unwrap_or_else(|| panic!("{name} is not in {wave:?}")).table.oid
+    table.unwrap_or_else(|| panic!("{name} is not in {wave:?}"))
+}
+
+/// Sends what one connection copies.
+struct Lines {
+    to: mpsc::Sender<Vec<u8>>,
+    lines: Vec<u8>,
+    source_bytes: Arc<AtomicU64>,
+}
+
+impl RowSink for Lines {
+    fn push(&mut self, line: &[u8]) -> Result<bool> {
+        assert_eq!(line.last(), Some(&b'\n'), "whole lines");
+        self.lines.extend_from_slice(line);
+        Ok(self.lines.len() > 10_000)
+    }
+
+    async fn hand_over(&mut self, source_bytes: u64) -> Result<()> {
+        self.source_bytes.fetch_add(source_bytes, Ordering::Relaxed);
+        let lines = std::mem::take(&mut self.lines);
+        self.to.send(lines).await.map_err(|_| Error::transient("test.gone", "nobody takes lines"))
+    }
 }
 
 /// The lines of a table's copy.
-async fn copy(wave: &Wave, name: &str) -> Result<Vec<String>> {
-    let (sink, mut rows) = mpsc::channel(2);
-    let oid = oid(wave, name);
-    let copy = async move { wave.copy_table(oid, &sink).await };
+async fn copy(wave: &Arc<Wave>, name: &str) -> Result<Vec<String>> {
+    let (to, mut rows) = mpsc::channel(2);
+    let table = table(wave, name);
+    let source_bytes: Arc<AtomicU64> = Arc::default();
+    let copy = async {
+        let to = to;
+        let sink = || Lines { to: to.clone(), lines: Vec::new(), source_bytes: source_bytes.clone() };
+        wave.copy_table(table, sink).await
+    };
     let collect = async {
         let mut bytes = Vec::new();
-        while let Some(buffer) = rows.recv().await {
-            assert_eq!(buffer.last(), Some(&b'\n'), "whole lines");
-            bytes.extend_from_slice(&buffer);
+        while let Some(lines) = rows.recv().await {
+            bytes.extend_from_slice(&lines);
         }
         String::from_utf8(bytes).unwrap()
     };
@@ -88,6 +130,7 @@ async fn copy(wave: &Wave, name: &str) -> Result<Vec<String>> {
     let lines: Vec<String> = text.lines().map(str::to_owned).collect();
     let done = done?;
     assert_eq!((done.rows, done.bytes), (lines.len() as u64, text.len() as u64));
+    assert_eq!(source_bytes.load(Ordering::Relaxed), table.source_bytes, "all of {name} was read");
     Ok(lines)
 }
 
@@ -166,7 +209,12 @@ async fn every_commit_is_in_the_copy_or_at_or_beyond_the_floor_and_never_both() 
         assert_eq!(both.len(), whole.len(), "a row is in the copy and in the stream");
         assert!(whole == all, "a row is in neither");
     }
-    replication.drop_slot("visibility").await.unwrap();
+    // The walsender of the stream may take a moment to let go.
+    let started = Instant::now();
+    while let Err(error) = replication.drop_slot("visibility").await {
+        assert!(error.code() == "slot.in-use" && started.elapsed() < Duration::from_secs(30), "{error}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
 }
 
 #[tokio::test]
@@ -335,7 +383,7 @@ async fn a_table_that_is_altered_all_the_time_is_left_out_and_the_rest_is_copied
             session.batch_execute("ALTER TABLE t DROP b").await.unwrap();
         }
     });
-    let wave = take(&source.config, &tables, &options()).await.unwrap();
+    let wave = Arc::new(take(&source.config, &tables, &options()).await.unwrap());
     alters.abort();
     assert_eq!(wave.skipped.len(), 1);
     assert_eq!(wave.skipped[0].1.code(), "copy.changed");
@@ -357,28 +405,59 @@ async fn who_holds_a_table_exclusively_is_named_and_the_other_tables_are_copied(
     let (_, error) = &wave.skipped[0];
     assert_eq!((error.code(), error.is_transient()), ("copy.lock", true));
     assert!(error.message().contains(&format!("pid {pid} of postgres")), "{error}");
-    assert_eq!(copy(&wave, "free").await.unwrap(), [""; 0]);
+    assert_eq!(copy(&Arc::new(wave), "free").await.unwrap(), [""; 0]);
     source.run("ROLLBACK").await;
+}
+
+#[tokio::test]
+async fn a_locked_table_with_a_row_filter_is_left_out_alone() {
+    let setup =
+        "CREATE TABLE t (id int PRIMARY KEY); CREATE TABLE free (id int PRIMARY KEY); INSERT INTO free VALUES (1);
+        CREATE PUBLICATION p FOR TABLE t WHERE (id > 3), free WHERE (id > 0)";
+    let source = Source::new("held_filtered", setup).await;
+    let holder = source.another().await;
+    // The slot would wait for it.
+    let mut wave = Wave::begin(&source.config, &options()).await.unwrap();
+    holder.batch_execute("BEGIN; LOCK TABLE t IN ACCESS EXCLUSIVE MODE").await.unwrap();
+    let began = Instant::now();
+    // The list of what is published does not wait for it, either.
+    let changed = wave.examine(&source.published().await).await.unwrap();
+    assert!(changed.is_empty(), "{changed:?}");
+    let wave = Arc::new(wave);
+    assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
+    let skipped: Vec<&str> = wave.skipped.iter().map(|(_, error)| error.code()).collect();
+    assert_eq!(skipped, ["copy.lock"]);
+    assert_eq!(copy(&wave, "free").await.unwrap(), ["1"]);
+    holder.batch_execute("ROLLBACK").await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_copy_gives_way_to_who_waits_for_its_lock() {
-    let setup = "CREATE TABLE t (a text); INSERT INTO t SELECT repeat('x', 1000) FROM generate_series(1, 20000); CREATE PUBLICATION p FOR TABLE t";
+    // A range is more than the buffers between the two ends hold: it is under way until
+    // somebody takes it.
+    let setup = "CREATE TABLE t (a text); INSERT INTO t SELECT repeat('x', 1000) FROM generate_series(1, 120000); CREATE PUBLICATION p FOR TABLE t";
     let source = Source::new("gives_way", setup).await;
-    let wave = source.take().await;
-    let (sink, mut rows) = mpsc::channel(1);
-    let (oid, session) = (oid(&wave, "t"), source.another().await);
+    let wave = source.take_cut(24 << 20).await;
+    let (to, mut rows) = mpsc::channel(1);
+    let session = source.another().await;
     let copied = async {
-        let copied = wave.copy_table(oid, &sink).await;
-        drop(sink);
-        copied
+        let to = to;
+        let sink = || Lines { to: to.clone(), lines: Vec::new(), source_bytes: Arc::default() };
+        wave.copy_table(table(&wave, "t"), sink).await
     };
     let altered = async {
-        // The copy is under way, and nobody takes the rest.
+        // The copy is under way, with all its connections, and nobody takes the rest.
         rows.recv().await.unwrap();
+        let locks = "SELECT count(*) FROM pg_locks WHERE relation = 't'::regclass";
+        while source.number(locks).await < options().connections.count as i64 {}
         session.batch_execute("ALTER TABLE t ADD b int").await.unwrap();
+        std::future::pending().await
     };
-    let (copied, ()) = tokio::join!(copied, altered);
+    // A copy that ends before is an answer as well.
+    let copied = tokio::select! {
+        copied = copied => copied,
+        () = altered => unreachable!(),
+    };
     let error = copied.unwrap_err();
     assert_eq!((error.code(), error.is_transient()), ("copy.gave-way", true));
     assert!(error.message().contains("pid "), "{error}");
@@ -426,9 +505,7 @@ async fn more_tables_than_connections_are_copied_side_by_side_from_one_snapshot(
         );
     }
     let source = Source::new("many", &(setup + "ANALYZE; CREATE PUBLICATION p FOR ALL TABLES")).await;
-    let wave = Arc::new(
-        take(&source.config, &source.published().await, &WaveOptions { connections: 3, ..options() }).await.unwrap(),
-    );
+    let wave = source.take_with(&WaveOptions { connections: Connections::new(3), ..options() }).await;
     source.run("DELETE FROM t3; DELETE FROM t11").await;
     let copies = (0..12).map(|n| {
         let wave = wave.clone();
@@ -438,9 +515,8 @@ async fn more_tables_than_connections_are_copied_side_by_side_from_one_snapshot(
         assert_eq!(copy.await.unwrap(), n * 500);
     }
     assert!(wave.idle.lock().unwrap().len() <= 3);
-    let t11 = wave.tables.iter().find(|table| table.table.name.name == "t11").unwrap();
-    assert_eq!(t11.estimated_rows, Some(5500));
-    assert_eq!(t11.progress.get().0, 5500);
+    assert_eq!(wave.tables[0].table.name.name, "t11", "biggest first");
+    assert_eq!((wave.tables[0].estimated_rows, wave.tables[0].progress.get().0), (5500, 5500));
 }
 
 #[tokio::test]
@@ -449,12 +525,303 @@ async fn a_copy_whose_rows_nobody_takes_ends_and_so_does_one_whose_snapshot_is_l
         Source::new("ends", "CREATE TABLE t (id int); INSERT INTO t VALUES (1); CREATE PUBLICATION p FOR TABLE t")
             .await;
     let wave = source.take().await;
-    let (sink, rows) = mpsc::channel(1);
+    let (to, rows) = mpsc::channel(1);
     drop(rows);
-    assert_eq!(wave.copy_table(oid(&wave, "t"), &sink).await.unwrap_err().code(), "copy.stopped");
+    let sink = || Lines { to: to.clone(), lines: Vec::new(), source_bytes: Arc::default() };
+    assert_eq!(wave.copy_table(table(&wave, "t"), sink).await.unwrap_err().code(), "test.gone");
     let kill = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()";
     source.number(kill).await;
     while source.number("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND backend_type = 'client backend'").await > 1 {}
     let error = copy(&wave, "t").await.unwrap_err();
     assert_eq!((error.code(), error.is_transient()), ("copy.snapshot-lost", true), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn many_ranges_have_each_row_of_the_snapshot_once_whatever_moves_meanwhile() {
+    let setup = "CREATE TABLE t (id int PRIMARY KEY, n int, big text);
+        ALTER TABLE t ALTER big SET STORAGE EXTERNAL;
+        INSERT INTO t SELECT i, 0, repeat(md5(i::text), CASE WHEN i % 100 = 0 THEN 200 ELSE 3 END) FROM generate_series(1, 20000) i;
+        DELETE FROM t WHERE id BETWEEN 5000 AND 12000; CREATE PUBLICATION p FOR TABLE t";
+    let source = Source::new("many_ranges", setup).await;
+    source.run("VACUUM t").await;
+    let expected = source.sql.query("SELECT concat_ws(E'\\t', id, n, big) FROM t", &[]).await.unwrap();
+    let expected: Vec<String> = expected.iter().map(|row| row.get(0)).collect();
+    let wave = source.take_cut(64 << 10).await;
+    assert!(table(&wave, "t").ranges.len() > 30, "{:?}", table(&wave, "t").ranges.len());
+    // Rows move to pages of other ranges and beyond the last, and their old places are free.
+    let burst = "UPDATE t SET n = n + 1 WHERE id % 3 = 0; UPDATE t SET big = repeat('y', 9000) WHERE id % 200 = 0;
+        DELETE FROM t WHERE id % 7 = 0; INSERT INTO t SELECT i, 9, 'grown' FROM generate_series(20001, 30000) i";
+    source.run(burst).await;
+    source.run("VACUUM t").await;
+    let session = source.another().await;
+    let load = tokio::spawn(async move {
+        loop {
+            session.batch_execute("UPDATE t SET n = n + 1, id = -id WHERE id % 11 = 0").await.unwrap();
+        }
+    });
+    let copied = copy(&wave, "t").await.unwrap();
+    load.abort();
+    assert!(sorted(copied) == sorted(expected));
+    assert!(source.number("SELECT count(*) FROM t").await > 20_000, "the table has grown");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_root_with_a_filter_is_copied_by_ranges_of_its_leaves() {
+    let setup =
+        "CREATE TABLE root (id int, a text, twice int GENERATED ALWAYS AS (id * 2) STORED) PARTITION BY RANGE (id);
+        CREATE TABLE big PARTITION OF root FOR VALUES FROM (0) TO (20000);
+        CREATE TABLE small PARTITION OF root FOR VALUES FROM (20000) TO (20010);
+        CREATE TABLE empty PARTITION OF root FOR VALUES FROM (20010) TO (20020);
+        INSERT INTO root SELECT i, repeat('a', 100) FROM generate_series(0, 20009) i;
+        CREATE PUBLICATION p FOR TABLE root (id) WHERE (id % 10 = 0) WITH (publish_via_partition_root)";
+    let source = Source::new("root_ranges", setup).await;
+    let wave = source.take_cut(256 << 10).await;
+    let root = table(&wave, "root");
+    assert!(root.ranges.len() > 8 && root.ranges.last().unwrap().len() == 2, "{:?}", root.ranges);
+    let expected: Vec<String> = (0..=2000).map(|n| (n * 10).to_string()).collect();
+    assert!(sorted(copy(&wave, "root").await.unwrap()) == sorted(expected));
+}
+
+/// Waits at its first rows until so many have come.
+struct Meets {
+    all: Arc<tokio::sync::Barrier>,
+    met: bool,
+}
+
+impl RowSink for Meets {
+    fn push(&mut self, _: &[u8]) -> Result<bool> {
+        Ok(!self.met)
+    }
+
+    async fn hand_over(&mut self, _: u64) -> Result<()> {
+        if !std::mem::replace(&mut self.met, true) {
+            self.all.wait().await;
+        }
+        Ok(())
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_table_is_copied_by_as_many_connections_as_it_may_have() {
+    let setup = "CREATE TABLE t (a text); INSERT INTO t SELECT repeat('x', 1000) FROM generate_series(1, 5000); CREATE PUBLICATION p FOR TABLE t";
+    let source = Source::new("all_connections", setup).await;
+    for (connections, connections_per_table, expected) in [(3, 3, 3), (4, 2, 2), (2, 4, 2)] {
+        let connections = Connections::new(connections);
+        let options = WaveOptions { connections, connections_per_table, ..options() };
+        let mut wave = take(&source.config, &source.published().await, &options).await.unwrap();
+        wave.tables[0].ranges = ranges::cut_to(&wave.tables[0].parts, 256 << 10).into();
+        let wave = Arc::new(wave);
+        let (all, sinks) = (Arc::new(tokio::sync::Barrier::new(expected)), AtomicU64::new(0));
+        let sink = || {
+            sinks.fetch_add(1, Ordering::Relaxed);
+            Meets { all: all.clone(), met: false }
+        };
+        let copied = wave.copy_table(&wave.tables[0], sink);
+        let done = tokio::time::timeout(Duration::from_secs(60), copied).await.expect("they meet").unwrap();
+        assert_eq!((done.rows, sinks.into_inner()), (5000, expected as u64));
+    }
+}
+
+/// Refuses the rows of a table somewhere in the middle.
+struct Refuses(u32);
+
+impl RowSink for Refuses {
+    fn push(&mut self, _: &[u8]) -> Result<bool> {
+        self.0 += 1;
+        if self.0 > 2000 { Err(Error::permanent("test.refused", "no more")) } else { Ok(false) }
+    }
+
+    async fn hand_over(&mut self, _: u64) -> Result<()> {
+        Ok(())
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_range_that_fails_ends_its_table_and_no_other() {
+    let setup = "CREATE TABLE t (a text); INSERT INTO t SELECT repeat('x', 1000) FROM generate_series(1, 20000);
+        CREATE TABLE other (id int, a text); INSERT INTO other SELECT i, repeat('y', 500) FROM generate_series(1, 9000) i;
+        CREATE PUBLICATION p FOR TABLE t, other";
+    let source = Source::new("one_fails", setup).await;
+    let wave = source.take_cut(1 << 20).await;
+    let (failed, copied) = tokio::join!(wave.copy_table(table(&wave, "t"), || Refuses(0)), copy(&wave, "other"));
+    assert_eq!(failed.unwrap_err().code(), "test.refused");
+    assert_eq!(copied.unwrap().len(), 9000);
+    // All that copied it have let go of it.
+    while source.number("SELECT count(*) FROM pg_locks WHERE relation = 't'::regclass").await > 0 {}
+    assert_eq!(copy(&wave, "t").await.unwrap().len(), 20_000, "and the wave goes on");
+}
+
+#[tokio::test]
+async fn partitions_that_no_log_follows_are_refused_by_name() {
+    let setup = "CREATE FOREIGN DATA WRAPPER nothing; CREATE SERVER nowhere FOREIGN DATA WRAPPER nothing;
+        CREATE TABLE far (id int) PARTITION BY LIST (id); CREATE TABLE near PARTITION OF far FOR VALUES IN (1);
+        CREATE FOREIGN TABLE away PARTITION OF far FOR VALUES IN (2) SERVER nowhere;
+        CREATE TABLE kept (id int) PARTITION BY LIST (id);
+        CREATE UNLOGGED TABLE forgotten PARTITION OF kept FOR VALUES IN (1);
+        CREATE TABLE was (id int); CREATE TABLE plain (id int); INSERT INTO plain VALUES (1);
+        CREATE PUBLICATION p FOR ALL TABLES WITH (publish_via_partition_root)";
+    let source = Source::new("no_log", setup).await;
+    let tables = source.published().await;
+    source.run("ALTER TABLE was SET UNLOGGED").await;
+    let wave = Arc::new(take(&source.config, &tables, &options()).await.unwrap());
+    assert_eq!(copy(&wave, "plain").await.unwrap(), ["1"]);
+    let mut refused: Vec<String> =
+        wave.skipped.iter().map(|(_, error)| format!("{}: {}", error.code(), error.message())).collect();
+    refused.sort();
+    let expected = [
+        "copy.foreign: partition public.away of table public.far is a foreign table",
+        "copy.unlogged: partition public.forgotten of table public.kept is unlogged",
+        "copy.unlogged: table public.was is unlogged",
+    ];
+    assert_eq!(refused.len(), expected.len(), "{refused:?}");
+    for (refused, expected) in refused.iter().zip(expected) {
+        assert!(refused.starts_with(expected), "{refused}");
+    }
+}
+
+#[tokio::test]
+async fn a_table_that_was_never_analysed_has_a_total_all_the_same() {
+    let setup = "CREATE TABLE t (id int8, a int8); INSERT INTO t SELECT i, i FROM generate_series(1, 10000) i;
+        CREATE TABLE empty (id int); CREATE PUBLICATION p FOR TABLE t, empty";
+    let source = Source::new("never_analysed", setup).await;
+    let wave = source.take().await;
+    let t = table(&wave, "t");
+    assert!((8_000..12_500).contains(&t.estimated_rows), "{}", t.estimated_rows);
+    assert!((300_000..800_000).contains(&t.source_bytes), "{}", t.source_bytes);
+    assert_eq!((table(&wave, "empty").estimated_rows, table(&wave, "empty").source_bytes), (0, 0));
+}
+
+#[tokio::test]
+async fn a_hundred_tables_are_looked_at_in_a_handful_of_statements() {
+    let mut setup = String::new();
+    for n in 0..100 {
+        setup += &format!("CREATE TABLE t{n} (id int PRIMARY KEY); INSERT INTO t{n} VALUES ({n});");
+    }
+    let source = Source::new("hundred", &(setup + "CREATE PUBLICATION p FOR ALL TABLES")).await;
+    let tables = source.published().await;
+    let looks = "ALTER DATABASE hundred SET log_statement = 'all'";
+    source.run(looks).await;
+    let statements = || source._cluster.log().matches(" tidegate/hundred LOG:  ").count();
+    let before = statements();
+    let wave = Arc::new(take(&source.config, &tables, &options()).await.unwrap());
+    assert_eq!(wave.tables.len(), 100);
+    assert!(statements() - before < 40, "{}", statements() - before);
+    assert_eq!(copy(&wave, "t77").await.unwrap(), ["77"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_table_that_waits_for_a_connection_is_not_locked() {
+    let setup = "CREATE TABLE t (a text); INSERT INTO t VALUES ('x'), ('x'); CREATE TABLE u (a text); CREATE PUBLICATION p FOR TABLE t, u";
+    let source = Source::new("not_locked", setup).await;
+    let wave = source.take_with(&WaveOptions { connections: Connections::new(1), ..options() }).await;
+    let all = Arc::new(tokio::sync::Barrier::new(2));
+    let first = tokio::spawn({
+        let (wave, all) = (wave.clone(), all.clone());
+        async move { wave.copy_table(table(&wave, "t"), || Meets { all: all.clone(), met: false }).await }
+    });
+    let locks = |name: &str| format!("SELECT count(*) FROM pg_locks WHERE relation = '{name}'::regclass");
+    while source.number(&locks("t")).await == 0 {}
+    let second = tokio::spawn({
+        let wave = wave.clone();
+        async move { copy(&wave, "u").await }
+    });
+    while !wave.is_waited_for() {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(source.number(&locks("u")).await, 0);
+    source.run("ALTER TABLE u ADD b int").await;
+    all.wait().await;
+    assert_eq!(first.await.unwrap().unwrap().rows, 2);
+    assert_eq!(second.await.unwrap().unwrap_err().code(), "copy.changed");
+}
+
+/// Rows by the range that they came in, and the ranges that ended.
+#[derive(Default)]
+struct Ranged {
+    rows: Vec<(usize, i64)>,
+    ended: Vec<usize>,
+}
+
+/// Notes what one connection copies by ranges.
+struct Notes {
+    all: Arc<Mutex<Ranged>>,
+    range: Option<usize>,
+}
+
+impl RowSink for Notes {
+    fn push(&mut self, line: &[u8]) -> Result<bool> {
+        let id = std::str::from_utf8(line).unwrap().split('\t').next().unwrap().parse().unwrap();
+        self.all.lock().unwrap().rows.push((self.range.expect("rows come in a range"), id));
+        Ok(false)
+    }
+
+    async fn hand_over(&mut self, _: u64) -> Result<()> {
+        assert!(self.range.is_some());
+        Ok(())
+    }
+
+    async fn range_begins(&mut self, number: usize) -> Result<()> {
+        assert_eq!(self.range.replace(number), None);
+        Ok(())
+    }
+
+    async fn range_ends(&mut self, number: usize) -> Result<()> {
+        assert_eq!(self.range.take(), Some(number));
+        self.all.lock().unwrap().ended.push(number);
+        Ok(())
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_table_that_stands_in_the_order_of_its_key_is_copied_by_the_ranges_that_are_wanted() {
+    let setup = "CREATE TABLE t (id bigint PRIMARY KEY, a text);
+        INSERT INTO t SELECT i * 3 - 30000, repeat('x', 100) FROM generate_series(1, 20000) i;
+        CREATE PUBLICATION p FOR TABLE t WHERE (id % 2 = 0); ANALYZE t";
+    let source = Source::new("by_keys", setup).await;
+    let wave = source.take().await;
+    let (column, ranges) = wave.key_ranges(table(&wave, "t")).await.unwrap().unwrap();
+    assert_eq!((column.as_str(), ranges.count()), ("id", 100));
+    // What is beyond the ends of the histogram is in the first and the last range.
+    source.run("INSERT INTO t SELECT i, 'beyond' FROM generate_series(-1000000, -999991) i").await;
+    source.run("INSERT INTO t SELECT i, 'beyond' FROM generate_series(1000000, 1000009) i").await;
+    let wave = source.take().await;
+    for wanted in [(0..100).collect::<Vec<usize>>(), vec![0, 7, 99], Vec::new()] {
+        let all: Arc<Mutex<Ranged>> = Arc::default();
+        let sink = || Notes { all: all.clone(), range: None };
+        let by_keys = table(&wave, "t").by_keys(&column, &ranges, &wanted);
+        let done = wave.copy_table(&by_keys, sink).await.unwrap();
+        let mut copied = std::mem::take(&mut *all.lock().unwrap());
+        assert_eq!(done.rows, copied.rows.len() as u64);
+        copied.ended.sort_unstable();
+        assert_eq!(copied.ended, wanted);
+        let ids = (1..=20_000).map(|i| i * 3 - 30_000).chain(-1_000_000..-999_990).chain(1_000_000..1_000_010);
+        let range = |id: &i64| ranges.of(id.to_string().as_bytes()).unwrap();
+        let mut expected: Vec<(usize, i64)> = ids.filter(|id| id % 2 == 0).map(|id| (range(&id), id)).collect();
+        expected.retain(|(range, _)| wanted.contains(range));
+        expected.sort_unstable();
+        copied.rows.sort_unstable();
+        assert!(copied.rows == expected, "{} rows, not {}", copied.rows.len(), expected.len());
+    }
+}
+
+#[tokio::test]
+async fn what_is_not_in_the_order_of_a_key_that_the_host_can_compare_has_no_ranges() {
+    let setup = "CREATE TABLE texts (id text PRIMARY KEY); INSERT INTO texts SELECT to_char(i, '00000') FROM generate_series(1, 5000) i;
+        CREATE TABLE spread (id int PRIMARY KEY); INSERT INTO spread SELECT i FROM generate_series(1, 5000) i ORDER BY md5(i::text);
+        CREATE TABLE second (id int, b int, PRIMARY KEY (b, id)); INSERT INTO second SELECT i, i % 3 FROM generate_series(1, 5000) i;
+        CREATE TABLE parent (id int PRIMARY KEY); CREATE TABLE child () INHERITS (parent);
+        INSERT INTO parent SELECT i FROM generate_series(1, 5000) i;
+        CREATE TABLE root (id int PRIMARY KEY) PARTITION BY RANGE (id); CREATE TABLE leaf PARTITION OF root DEFAULT;
+        INSERT INTO root SELECT i FROM generate_series(1, 5000) i;
+        CREATE TABLE heap (id int); INSERT INTO heap SELECT i FROM generate_series(1, 5000) i;
+        CREATE TABLE uuids (id uuid PRIMARY KEY); INSERT INTO uuids SELECT lpad(to_hex(i), 32, '0')::uuid FROM generate_series(1, 5000) i;
+        ANALYZE; CREATE TABLE fresh (id int PRIMARY KEY); INSERT INTO fresh SELECT i FROM generate_series(1, 5000) i;
+        CREATE PUBLICATION p FOR ALL TABLES WITH (publish_via_partition_root)";
+    let source = Source::new("no_ranges", setup).await;
+    let wave = source.take().await;
+    for name in ["texts", "spread", "second", "parent", "root", "heap", "fresh"] {
+        assert_eq!(wave.key_ranges(table(&wave, name)).await.unwrap(), None, "{name}");
+    }
+    let (_, uuids) = wave.key_ranges(table(&wave, "uuids")).await.unwrap().unwrap();
+    assert_eq!(uuids.count(), 100);
 }

@@ -171,6 +171,7 @@ impl Log {
         }
         self.write_data(&head, kind, body)?;
         self.open.commit = Some(head.commit);
+        crate::failpoint::reached("spool.appended");
         self.open.tables.entry(head.table).or_default().end = Some(end);
         Ok(())
     }
@@ -274,9 +275,11 @@ impl Log {
             return Err(self.poison("sync", sequence, &error));
         }
         self.synced = self.committed;
+        crate::failpoint::reached("spool.rotating");
         let inside = self.open.commit.unwrap_or(Lsn::ZERO);
         let file = segment::create(&self.directory, sequence + 1, inside)?;
         self.insert(sequence + 1, file, HEADER);
+        crate::failpoint::reached("spool.rotated");
         if self.open.commit.is_none() {
             self.committed = Point { segment: sequence + 1, offset: HEADER };
             self.synced = self.committed;
@@ -297,6 +300,7 @@ impl Log {
             }
             let head = FrameHead { table: 0, commit, committed_at: 0, xid: 0, row: end, ordinal: 0 };
             self.write(&head, Kind::Commit, &[])?;
+            crate::failpoint::reached("spool.committed");
         }
         let rotated = self.committed.segment != self.last_sequence();
         if self.open.commit.is_some() {
@@ -363,6 +367,7 @@ impl Log {
         }
         let head = FrameHead { table: 0, commit: to, committed_at: 0, xid: 0, row: Lsn::ZERO, ordinal: 0 };
         let run = self.write(&head, Kind::Rewind, &[])?;
+        crate::failpoint::reached("spool.rewound");
         self.note_rewind(Rewind { at: Point { segment: self.last_sequence(), offset: run.start }, to });
         self.committed = self.end_point();
         Ok(())
@@ -393,6 +398,7 @@ impl Log {
             return Ok(None);
         }
         self.flush()?;
+        crate::failpoint::reached("spool.flushed");
         // The commit is in the last segment: a rotation would have synced it.
         Ok(Some((self.last_segment().file.clone(), self.committed)))
     }
@@ -539,6 +545,7 @@ impl Log {
                 Err(self.failed_io("delete", sequence, &error))
             }
             _ => {
+                crate::failpoint::reached("spool.deleted");
                 self.segments.remove(&sequence);
                 let first = self.segments.first_key_value().map_or(u64::MAX, |(first, _)| *first);
                 self.rewinds.retain(|rewind| rewind.at.segment >= first);

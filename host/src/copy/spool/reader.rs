@@ -9,6 +9,7 @@ use super::log::{Range, Rewind};
 use super::segment::{self, HEAD, Kind, Parsed, Point};
 use super::{Frame, FrameKind, Spool};
 use crate::error::Result;
+use crate::memory::LARGE_ROW_BYTES;
 
 /// Bytes read at once, at least (a row is small) and at most (memory).
 const CHUNK: std::ops::RangeInclusive<usize> = 64 * 1024..=1024 * 1024;
@@ -26,16 +27,31 @@ pub struct SpoolReader {
     relation: Option<Frame>,
     /// The body of the last relation that was returned.
     returned: Option<Bytes>,
+    /// Bytes of the next frame, which is large and was not read.
+    large: Option<usize>,
+    /// It may be.
+    has_room: bool,
 }
 
 impl SpoolReader {
     pub(super) fn new(spool: Spool, table: u32, after: Option<Place>) -> SpoolReader {
         let next = Point::default();
-        SpoolReader { spool, table, after, position: after, next, relation: None, returned: None }
+        SpoolReader {
+            spool,
+            table,
+            after,
+            position: after,
+            next,
+            relation: None,
+            returned: None,
+            large: None,
+            has_room: false,
+        }
     }
 
     /// The next frames, whole, of committed transactions: bodies of about `max_bytes`,
-    /// at least one frame. Empty: at the end for now.
+    /// at least one frame. Empty: at the end for now, or before a frame that is
+    /// [`SpoolReader::large`].
     ///
     /// A relation comes once before the frames that it decodes. After an error the
     /// reader stands where it stood.
@@ -43,6 +59,8 @@ impl SpoolReader {
     /// # Errors
     /// `spool.corrupt`: the file is damaged; `spool.io`.
     pub fn read(&mut self, max_bytes: usize) -> Result<Vec<Frame>> {
+        let has_room = std::mem::take(&mut self.has_room);
+        self.large = None;
         loop {
             let (range, rewinds) = {
                 let mut log = self.spool.lock();
@@ -59,7 +77,13 @@ impl SpoolReader {
                 let chunk = self.chunk(&range, need)?;
                 match segment::parse(&chunk) {
                     Parsed::Frame(_) => break chunk,
-                    Parsed::Short(whole) if whole as u64 <= range.end - range.start => need = whole,
+                    Parsed::Short(whole) if whole as u64 <= range.end - range.start => {
+                        if whole > LARGE_ROW_BYTES && !has_room {
+                            self.large = Some(whole);
+                            return Ok(Vec::new());
+                        }
+                        need = whole;
+                    }
                     _ => return Err(self.corrupt(range.segment, range.start)),
                 }
             };
@@ -68,6 +92,16 @@ impl SpoolReader {
                 return Ok(frames);
             }
         }
+    }
+
+    /// The next frame has so many bytes, and is not read before there is room for it.
+    pub fn large(&self) -> Option<usize> {
+        self.large
+    }
+
+    /// There is room for it.
+    pub fn make_room(&mut self) {
+        self.has_room = true;
     }
 
     /// Commit and ordinal of the last change or schema frame that was returned; before

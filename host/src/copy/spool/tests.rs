@@ -428,7 +428,7 @@ fn at_the_limit_appending_waits_for_a_release_and_can_be_tried_again() {
 }
 
 #[test]
-fn a_row_of_forty_megabytes_is_spooled_and_read() {
+fn a_row_of_forty_megabytes_is_spooled_and_read_once_there_is_room_for_it() {
     let directory = TempDir::new().unwrap();
     let spool = open(&directory, SpoolOptions { segment_bytes: 1 << 20, limit_bytes: 1 << 30 });
     let body: Vec<u8> = (0..40 << 20).map(|n: u32| (n / 7) as u8).collect();
@@ -439,9 +439,15 @@ fn a_row_of_forty_megabytes_is_spooled_and_read() {
     commit(&spool, 1000);
     drop(spool);
     let spool = open(&directory, SMALL);
-    let frames = drain(&mut spool.reader(1, None));
-    assert_eq!(frames.len(), 4);
-    assert!(frames[2].body == body);
+    let mut reader = spool.reader(1, None);
+    let before = drain(&mut reader);
+    assert_eq!(before.len(), 2, "the relation, and what stands before it");
+    assert!(reader.large().is_some_and(|bytes| bytes > body.len()));
+    assert!(drain(&mut reader).is_empty());
+    reader.make_room();
+    let frames = drain(&mut reader);
+    assert_eq!((frames.len(), reader.large()), (2, None));
+    assert!(frames[0].body == body);
 }
 
 #[test]

@@ -61,11 +61,26 @@ async fn a_file_that_is_no_plugin_is_refused_with_what_is_wrong() {
 #[tokio::test]
 async fn a_component_that_is_too_large_is_not_read() {
     let dir = tempfile::tempdir().unwrap();
-    let options = EngineOptions { component_bytes: 1 << 20, ..EngineOptions::new(dir.path().join("code")) };
+    let options = EngineOptions {
+        limits: EngineLimits { component_bytes: 1 << 20, ..EngineLimits::default() },
+        ..EngineOptions::new(dir.path().join("code"))
+    };
     let engine = PluginEngine::new(options).unwrap();
     let file = dir.path().join("large.wasm");
     std::fs::File::create(&file).unwrap().set_len(10 << 30).unwrap();
     assert_eq!(engine.load(&file).await.map(drop).unwrap_err().code(), "plugin.too-large");
+}
+
+#[tokio::test]
+async fn a_component_that_takes_too_long_to_compile_is_given_up() {
+    let dir = tempfile::tempdir().unwrap();
+    hostile().await;
+    let limits = EngineLimits { compile: std::time::Duration::from_millis(1), ..EngineLimits::default() };
+    let engine = PluginEngine::new(EngineOptions { limits, ..EngineOptions::new(dir.path().join("code")) }).unwrap();
+    let error = engine.load(hostile_file()).await.map(drop).unwrap_err();
+    assert_eq!(error.code(), "plugin.compile-time");
+    assert!(error.message().contains("0.001 s"), "{}", error.report());
+    assert_eq!(engine.stats().compiled, 0);
 }
 
 #[tokio::test]

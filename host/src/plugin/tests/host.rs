@@ -7,6 +7,7 @@ use tracing::field::{Field, Visit};
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt as _};
 
 use super::*;
+use crate::store::{DestinationRecord, Store};
 
 /// Collects the lines that plugins wrote.
 #[derive(Clone, Default)]
@@ -86,39 +87,77 @@ async fn state_outlives_the_instance_and_has_limits() {
     let do_state = json!({"on": "open", "do": "state"});
     let (_, first) = told(&options, do_state.clone()).await;
     assert!(first.starts_with("None Some([118])") && first.contains("at most"), "{first}");
+    assert!(first.ends_with("(true, true)"), "{first}");
     let (_, second) = told(&options, do_state).await;
     assert!(second.starts_with("Some([118]) Some([118])"), "{second}");
 }
 
 #[tokio::test]
-async fn only_granted_directories_are_there_and_none_leads_out() {
-    let root = tempfile::tempdir().unwrap();
-    let path = |name: &str| root.path().join(name);
-    for name in ["rw", "ro"] {
-        std::fs::create_dir(path(name)).unwrap();
-        std::fs::write(path(name).join("a"), "inside").unwrap();
+async fn a_secret_that_is_repeated_in_code_panic_log_or_counter_is_taken_out() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), "hunter2-first-line\nhunter2-second-line\n").unwrap();
+    let grant = SecretGrant { source: SecretSource::File(file.path().into()), readable: true };
+    let options = options(Grants { secrets: [("open".to_owned(), grant)].into(), ..Grants::default() });
+    let lines = Lines::default();
+    let _guard = tracing::subscriber::set_default(tracing_subscriber::registry().with(lines.clone()));
+    let ask = |what: &str| json!({"on": "open", "do": what, "name": "open"});
+    let (code, message) = told(&options, ask("secret-in-code")).await;
+    let panic = trap_of(open(&options, ask("secret-in-panic")).await.1);
+    open(&options, ask("secret-in-log")).await.1.unwrap();
+    let lines = lines.0.lock().unwrap();
+    assert!(lines.iter().any(|line| line.contains("stdout")) && lines.iter().any(|line| line.contains("stderr")));
+    let counters = options.counters.all();
+    assert_eq!(counters.len(), 1);
+    for text in lines.iter().chain(counters.keys()).chain([&code, &message, &panic]) {
+        assert!(!text.contains("hunt"), "{text}");
     }
-    std::fs::write(path("outside"), "outside").unwrap();
-    std::os::unix::fs::symlink(path("outside"), path("rw").join("link")).unwrap();
-    let grant = |name: &str, write| FileGrant { path: path(name), guest: format!("/data/{name}"), write };
-    let options = options(Grants { files: vec![grant("rw", true), grant("ro", false)], ..Grants::default() });
-    let read = |path: &str| json!({"on": "open", "do": "read-file", "path": path});
-    let write = |path: &str| json!({"on": "open", "do": "write-file", "path": path, "content": "new"});
-    assert_eq!(told(&options, read("/data/rw/a")).await, ("told".into(), "inside".into()));
-    assert_eq!(told(&options, read("/data/ro/a")).await, ("told".into(), "inside".into()));
-    for beyond in [
-        "/data/rw/link",
-        "/data/rw/../outside",
-        "/data/rw/../../../../../../etc/passwd",
-        "/etc/passwd",
-        "/data/ro/../rw/../outside",
-    ] {
-        assert_eq!(told(&options, read(beyond)).await.0, "refused", "{beyond}");
+}
+
+#[tokio::test]
+async fn a_flood_of_lines_is_cut_and_counted_and_hides_no_refusal() {
+    let lines = Lines::default();
+    let _guard = tracing::subscriber::set_default(tracing_subscriber::registry().with(lines.clone()));
+    let mut options = options(Grants::default());
+    options.limits.log_lines = 50;
+    options.limits.log_bytes = 20_000;
+    let (mut instance, ready) = open(&options, json!({"on": "open", "do": "log-flood", "lines": 2000})).await;
+    ready.unwrap();
+    let usage = options.usage.snapshot();
+    assert!(usage.log_lines_left_out > 1000, "{usage:?}");
+    instance.close().await.unwrap();
+    drop(instance);
+    let written = lines.0.lock().unwrap().iter().filter(|line| line.contains("message=line ")).count();
+    assert_eq!(written as u64 + usage.log_lines_left_out, 2000);
+    let (code, _) = told(&options, json!({"on": "open", "do": "secret", "name": "none"})).await;
+    assert_eq!(code, "refused");
+    let audit = lines.0.lock().unwrap().iter().filter(|line| line.contains("tidegate::audit")).count();
+    assert_eq!((audit, options.usage.snapshot().refused_permissions), (1, 1));
+}
+
+/// The state, as the host has it.
+struct Kept(Store);
+
+impl PluginState for Kept {
+    fn get<'a>(&'a self, destination: &'a str, key: &'a str) -> StateFuture<'a, Option<Vec<u8>>> {
+        Box::pin(self.0.get_state(destination, key))
     }
-    open(&options, write("/data/rw/b")).await.1.unwrap();
-    assert_eq!(std::fs::read_to_string(path("rw").join("b")).unwrap(), "new");
-    assert_eq!(told(&options, write("/data/ro/b")).await.0, "refused");
-    assert_eq!(told(&options, write("/data/ro/a")).await.0, "refused");
+
+    fn set<'a>(&'a self, destination: &'a str, key: &'a str, value: Option<Vec<u8>>) -> StateFuture<'a, ()> {
+        Box::pin(self.0.set_state(destination, key, value))
+    }
+}
+
+#[tokio::test]
+async fn a_plugin_cannot_fill_the_disk_that_all_checkpoints_are_on() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = Store::open(directory.path(), "shop").unwrap();
+    let record =
+        DestinationRecord { name: "lake".into(), plugin: "hostile".into(), checkpoint: crate::position::Lsn::ZERO };
+    store.save_destination(record).await.unwrap();
+    let mut options = options(Grants::default());
+    options.state = Arc::new(Kept(store));
+    let (_, message) = told(&options, json!({"on": "open", "do": "many-states"})).await;
+    assert!(message.starts_with("4096 "), "{message}");
 }
 
 #[tokio::test]

@@ -6,13 +6,6 @@ use serde_json::json;
 
 use super::*;
 
-fn trap_of<T: std::fmt::Debug>(called: Called<T>) -> String {
-    match called {
-        Err(CallError::Trap { message }) => message,
-        other => panic!("{other:?}"),
-    }
-}
-
 #[tokio::test]
 async fn a_guest_with_data_segments_starts_and_answers() {
     let plugin = hostile().await;
@@ -44,7 +37,7 @@ async fn a_panic_in_open_says_what_and_where_on_one_line() {
     let (_, ready) =
         open(&options(Grants::default()), json!({"on": "open", "do": "panic", "words": "a\nb\u{1b}[31m"})).await;
     let message = trap_of(ready);
-    assert!(message.contains("the guest's last words: a b") && message.contains("lib.rs:"), "{message}");
+    assert!(message.contains("the guest's last words: a b") && message.contains("misbehave.rs:"), "{message}");
     assert!(!message.chars().any(char::is_control), "{message:?}");
 }
 
@@ -81,7 +74,7 @@ async fn an_endless_loop_ends_at_its_limit_and_lets_others_run() {
         }
         assert!(start.elapsed() < Duration::from_secs(5), "{what}: {:?}", start.elapsed());
         assert!(!instance.is_usable());
-        assert!(turns.get() >= 5, "{what}: {}", turns.get());
+        assert!(turns.get() >= 2, "{what}: {}", turns.get());
     }
 }
 
@@ -113,6 +106,8 @@ async fn a_memory_bomb_meets_its_limit() {
     let message = trap_of(ready);
     assert!(message.contains("memory limit of 64 MiB"), "{message}");
     assert!(instance.memory_peak() <= 64 << 20);
+    let usage = options.usage.snapshot();
+    assert_eq!((usage.traps, usage.memory_peak_bytes), (1, instance.memory_peak() as u64));
 }
 
 #[tokio::test]
@@ -129,26 +124,6 @@ async fn a_failure_of_4_mb_is_cut_and_its_code_cleaned() {
 }
 
 #[tokio::test]
-async fn an_answer_that_the_contract_rules_out_ends_the_instance() {
-    let (mut instance, _) = open(&options(Grants::default()), json!({"on": "attach-tables", "do": "lie"})).await;
-    let table = wire::Table {
-        id: 1,
-        source: wire::TableName { schema: "public".into(), name: "t".into() },
-        target: wire::TableName { schema: "public".into(), name: "t".into() },
-        snapshot: wire::SnapshotId { commit: 1, message: 0 },
-        shape: String::new(),
-        mode: "changes".into(),
-        key: Vec::new(),
-        columns: Vec::new(),
-        settings: "{}".into(),
-        details: Vec::new(),
-    };
-    let message = trap_of(instance.attach_tables(&[table]).await);
-    assert!(message.contains("0 positions for 1 tables"), "{message}");
-    assert!(!instance.is_usable());
-}
-
-#[tokio::test]
 async fn a_call_that_is_abandoned_leaves_an_instance_that_is_gone() {
     let (mut instance, _) = open(&options(Grants::default()), json!({"on": "tick", "do": "loop"})).await;
     let abandoned = tokio::time::timeout(Duration::from_millis(50), instance.tick()).await;
@@ -157,4 +132,76 @@ async fn a_call_that_is_abandoned_leaves_an_instance_that_is_gone() {
         Err(CallError::Host(error)) => assert_eq!(error.code(), "plugin.gone"),
         other => panic!("{other:?}"),
     }
+}
+
+#[tokio::test]
+async fn a_trap_on_the_second_call_leaves_the_first_as_it_was() {
+    let settings = json!({"on": "write-group", "do": "trap", "from": 2});
+    let (mut instance, _) = open(&options(Grants::default()), settings).await;
+    assert_eq!(instance.write_group(&group()).await.unwrap().durable, 3);
+    trap_of(instance.write_group(&wire::Group { ticket: 4, ..group() }).await);
+}
+
+#[tokio::test]
+async fn what_a_guest_hands_over_in_one_call_is_bounded() {
+    let mut options = options(Grants::default());
+    options.limits.hostcall_bytes = 1 << 20;
+    open(&options, json!({"on": "open", "do": "emit-bytes", "bytes": 1 << 19})).await.1.unwrap();
+    let message = trap_of(open(&options, json!({"on": "open", "do": "emit-bytes", "bytes": 1 << 21})).await.1);
+    assert!(message.contains("too much data") || message.contains("fuel"), "{message}");
+    // An answer counts as well.
+    let message = trap_of(open(&options, json!({"on": "open", "do": "long-message"})).await.1);
+    assert!(message.contains("`open` trapped"), "{message}");
+}
+
+#[tokio::test]
+async fn files_that_are_open_at_a_time_are_bounded() {
+    let directory = tempfile::tempdir().unwrap();
+    let grant = FileGrant { path: directory.path().into(), guest: "/d".into(), write: true };
+    let mut options = options(Grants { files: vec![grant], ..Grants::default() });
+    options.limits.handles = 40;
+    let before = open_files();
+    let message = match open(&options, json!({"on": "open", "do": "open-files", "path": "/d"})).await.1 {
+        Err(CallError::Failure(failure)) => failure.message,
+        other => trap_of(other),
+    };
+    let made = std::fs::read_dir(directory.path()).unwrap().count();
+    assert!((1..=40).contains(&made), "{made} files: {message}");
+    // Other tests of this process open files too.
+    wait_until(|| open_files() < before + made).await;
+}
+
+/// Files of this process.
+fn open_files() -> usize {
+    std::fs::read_dir("/proc/self/fd").unwrap().count()
+}
+
+async fn wait_until(condition: impl Fn() -> bool) {
+    let start = Instant::now();
+    while !condition() {
+        assert!(start.elapsed() < Duration::from_secs(10));
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+#[tokio::test]
+async fn a_plugin_that_asks_for_time_at_once_gets_it_a_little_later() {
+    let (mut instance, _) = open(&options(Grants::default()), json!({"wake": 0})).await;
+    assert_eq!(instance.write_group(&group()).await.unwrap().wake_after_ms, Some(10));
+    assert_eq!(instance.tick().await.unwrap().wake_after_ms, Some(10));
+}
+
+#[tokio::test]
+async fn what_a_plugin_used_is_counted() {
+    let options = options(Grants::default());
+    open(&options, json!({"on": "open", "do": "trap"})).await.1.unwrap_err();
+    let (mut instance, _) = open(&options, json!({"on": "flush", "do": "ack-nothing"})).await;
+    instance.write_group(&group()).await.unwrap();
+    instance.flush().await.unwrap_err();
+    let usage = options.usage.snapshot();
+    assert_eq!((usage.traps, usage.failures, usage.restarts), (1, 1, 1));
+    let calls: Vec<_> = usage.functions.iter().map(|(name, function)| (name.as_str(), function.calls)).collect();
+    assert_eq!(calls, [("flush", 1), ("instantiate", 2), ("open", 2), ("write-group", 1)]);
+    assert_eq!(usage.calls, 6);
+    assert!(usage.seconds > 0.0);
 }

@@ -1,9 +1,14 @@
 //! The engine against guests that misbehave, each built from source.
 
 mod cache;
+mod describe;
+mod files;
 mod host;
+mod lies;
 mod limits;
 mod network;
+mod outside;
+mod rounds;
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
@@ -21,6 +26,56 @@ fn hostile_file() -> &'static Path {
         let out = build::guest_target_dir().join("fixtures");
         build::build(&fixture, &out, &build::BuildOptions { quiet: true, ..Default::default() }).unwrap()
     })
+}
+
+/// The fixture with another mark: what it does at the start and in `describe`.
+fn marked(mark: &Value) -> Vec<u8> {
+    const PLACE: &[u8] = b"hostile-mark:{}";
+    let mut bytes = std::fs::read(hostile_file()).unwrap();
+    let at = bytes.windows(PLACE.len()).position(|part| part == PLACE).unwrap() + PLACE.len() - 2;
+    let mark = mark.to_string();
+    assert!(mark.len() < 2000, "the mark is too long");
+    bytes[at..at + mark.len()].copy_from_slice(mark.as_bytes());
+    bytes
+}
+
+/// Loads the fixture with another mark.
+async fn load_marked(mark: Value) -> crate::error::Result<Arc<Plugin>> {
+    let bytes = tokio::task::spawn_blocking(move || marked(&mark)).await.unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("marked.wasm");
+    std::fs::write(&file, bytes).unwrap();
+    engine().load(&file).await
+}
+
+fn trap_of<T: std::fmt::Debug>(called: Called<T>) -> String {
+    match called {
+        Err(CallError::Trap { message }) => message,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn lie_of<T: std::fmt::Debug>(called: Called<T>) -> String {
+    match called {
+        Err(CallError::Broken { message }) => message,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn table() -> wire::Table {
+    let name = || wire::TableName { schema: "public".into(), name: "t".into() };
+    wire::Table {
+        id: 1,
+        source: name(),
+        target: name(),
+        snapshot: wire::SnapshotId { commit: 1, message: 0 },
+        shape: String::new(),
+        mode: "changes".into(),
+        key: Vec::new(),
+        columns: Vec::new(),
+        settings: "{}".into(),
+        details: Vec::new(),
+    }
 }
 
 /// One engine and its cache for all tests of this process.

@@ -89,6 +89,33 @@ async fn a_granted_name_that_leads_inside_is_refused_unless_the_grant_says_priva
 }
 
 #[tokio::test]
+async fn every_spelling_of_an_address_inside_is_refused_and_counted() {
+    let port = listen(None).await;
+    // The resolver takes these for addresses of the machine itself.
+    for name in ["127.1", "2130706433", "0x7f000001", "0177.0.0.1", "localhost.localdomain"] {
+        let (code, message) = told(&granting(&[grant(&format!("{name}:{port}"))]), dial(name, port)).await;
+        assert!(code == "dns" || (code == "forbidden" && message.contains("loopback")), "{name}: {code} {message}");
+    }
+    let options = granting(&[grant("*.example.com:80")]);
+    for name in ["example.com", "a.b.example.com", "127.0.0.1", "[::ffff:127.0.0.1]", "::1%lo", "x\0.example.com"] {
+        let (code, _) = told(&options, dial(name, 80)).await;
+        assert!(code == "forbidden" || code == "dns", "{name:?}: {code}");
+    }
+    let flood = json!({"on": "open", "do": "dial-flood", "host": "169.254.169.254", "port": 80, "times": 1000});
+    let before = options.usage.snapshot().refused_permissions;
+    assert_eq!(told(&options, flood).await.1, "{\"forbidden\": 1000}");
+    assert_eq!(options.usage.snapshot().refused_permissions - before, 1000);
+}
+
+#[tokio::test]
+async fn protocols_that_no_handshake_can_carry_are_an_answer_and_no_panic() {
+    let port = listen(None).await;
+    let odd = json!({"on": "open", "do": "odd-protocols", "host": "127.0.0.1", "port": port});
+    let (_, codes) = told(&granting(&[grant(&format!("127.0.0.1:{port}"))]), odd).await;
+    assert_eq!(codes, "invalid invalid invalid");
+}
+
+#[tokio::test]
 async fn nobody_listening_is_told_apart_from_not_permitted() {
     let port = {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();

@@ -1,16 +1,11 @@
--- What the publication $1 publishes: roots alone where it publishes via the root.
--- to_jsonb: PostgreSQL 14 has neither column lists nor row filters.
+-- Behind published.sql.
 SELECT c.oid, n.nspname::text, c.relname::text, c.relkind::text, c.relpersistence::text,
-       CASE WHEN to_jsonb(g) ->> 'qual' IS NOT NULL THEN
-           (SELECT to_jsonb(v) ->> 'rowfilter' FROM pg_publication_tables v
-            WHERE v.pubname = p.pubname AND v.schemaname = n.nspname AND v.tablename = c.relname) END,
-       (to_jsonb(g) -> 'attrs')::text,
+       g.columns::text,
        CASE WHEN c.relkind = 'p' THEN coalesce(l.reltuples, 0) ELSE greatest(c.reltuples, 0) END::float8,
        CASE WHEN c.relkind = 'p' THEN coalesce(l.pages, 0) ELSE c.relpages END::int8,
-       coalesce(l.oids, '{}')
-FROM pg_publication p
-CROSS JOIN LATERAL pg_get_publication_tables(p.pubname::text) g
-JOIN pg_class c ON c.oid = g.relid
+       coalesce(l.oids, '{}'), g.listed
+FROM published g
+JOIN pg_class c ON c.oid = g.oid
 JOIN pg_namespace n ON n.oid = c.relnamespace
 -- Leaves from pg_inherits: pg_partition_tree looks past the snapshot (P18).
 LEFT JOIN LATERAL (
@@ -23,5 +18,5 @@ LEFT JOIN LATERAL (
     WHERE k.relkind <> 'p'
 ) l ON c.relkind = 'p'
 -- The key of the DDL trigger never leaves the server.
-WHERE p.pubname = $1 AND n.nspname <> 'tidegate'
+WHERE n.nspname <> 'tidegate'
 ORDER BY n.nspname, c.relname

@@ -57,6 +57,34 @@ fn equal_batches_of_one_copy_are_told_apart_by_their_ids() {
 }
 
 #[test]
+fn a_run_goes_on_only_where_all_that_was_made_durable_of_it_is_there() {
+    let db = database("goes_on");
+    let (mut mirror, _) = open(&db, 1);
+    let t = table(1, "t", &[1], &["id:int4"]);
+    let mut going_on = t.clone();
+    going_on.details.push(("resume".to_owned(), "true".to_owned()));
+    assert_eq!(mirror.begin_copy(&going_on, "r1").unwrap_err().code, "run-unknown");
+    mirror.begin_copy(&t, "r1").unwrap();
+    mirror.write_group(&group(1, vec![copied(&t, "r1", "a", &[&[V("1")]])])).unwrap();
+    let (mut mirror, _) = open(&db, 2);
+    mirror.begin_copy(&going_on, "r1").unwrap();
+    mirror
+        .write_group(&group(1, vec![copied(&t, "r1", "a", &[&[V("1")]]), copied(&t, "r1", "b", &[&[V("2")]])]))
+        .unwrap();
+    assert_eq!(server().sql(&db, "SELECT count(*) FROM t"), "2");
+    assert_eq!(mirror.begin_copy(&going_on, "r2").unwrap_err().code, "run-unknown");
+    assert_eq!(server().sql(&db, "SELECT count(*) FROM t"), "2", "nothing is emptied for it");
+    mirror.finish_copy(&t, "r1", at(5, 0)).unwrap();
+    // The host may have died before it knew.
+    mirror.begin_copy(&going_on, "r1").unwrap();
+    mirror.finish_copy(&t, "r1", at(5, 0)).unwrap();
+    server().sql(&db, "DROP TABLE t");
+    assert_eq!(mirror.begin_copy(&going_on, "r1").unwrap_err().code, "run-unknown");
+    mirror.begin_copy(&t, "r2").unwrap();
+    assert_eq!(server().sql(&db, "SELECT count(*) FROM t"), "0");
+}
+
+#[test]
 fn a_new_run_begins_empty_and_rows_of_the_old_one_are_refused() {
     let db = database("new_run");
     let (mut mirror, _) = open(&db, 1);

@@ -29,6 +29,28 @@ fn the_session_does_not_depend_on_the_settings_of_database_and_role() {
 }
 
 #[test]
+fn no_timeout_of_database_or_role_ends_a_long_transaction() {
+    let db = database("timeouts");
+    let t = table(1, "t", &[1], &["id:int4"]);
+    let (mut made, _) = open(&db, 1);
+    made.begin_copy(&t, "r").unwrap();
+    made.finish_copy(&t, "r", at(1_000, 0)).unwrap();
+    drop(made);
+    let slow = "CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(1.2); RETURN NEW; END';
+        CREATE TRIGGER slow BEFORE INSERT ON t FOR EACH ROW EXECUTE FUNCTION slow(); ALTER TABLE t ENABLE ALWAYS TRIGGER slow";
+    server().sql(&db, slow);
+    let names = "'statement_timeout', 'idle_in_transaction_session_timeout', 'transaction_timeout'";
+    let known = server().sql(&db, &format!("SELECT name FROM pg_settings WHERE name IN ({names})"));
+    for name in known.lines() {
+        server().sql(&db, &format!("ALTER DATABASE timeouts SET {name} = '500ms'; ALTER ROLE admin IN DATABASE timeouts SET {name} = '500ms'"));
+    }
+    let (mut mirror, _) = open(&db, 2);
+    mirror.attach_table(&t).unwrap();
+    mirror.write_group(&group(1, vec![merged(&t, Some(at(1_001, 0)), &[&[V("1")]], &[], &[])])).unwrap();
+    assert_eq!(server().sql(&db, "SELECT count(*) FROM t"), "1");
+}
+
+#[test]
 fn a_wrong_password_is_permanent_and_is_not_shown() {
     let db = database("wrong_password");
     let native = native();
@@ -75,7 +97,7 @@ fn a_server_without_tls_is_refused_unless_told_otherwise() {
     let settings =
         postgres::settings::Settings { sslmode: postgres::settings::SslMode::VerifyFull, ..settings("postgres") };
     let failure = try_open(native(), settings, 1).err().unwrap();
-    assert_eq!(failure.code, "postgres.authentication");
+    assert_eq!((failure.code.as_str(), failure.class), ("postgres.tls", FailureClass::Permanent));
     assert!(failure.message.contains("does not speak TLS"), "{}", failure.message);
 }
 

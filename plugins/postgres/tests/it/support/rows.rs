@@ -31,6 +31,7 @@ pub fn column(ordinal: u16, spec: &str) -> Column {
         Some(element) => ("array", Some(element.to_owned())),
         None => (base, None),
     };
+    let of_boxes = element.as_deref() == Some("box");
     Column {
         ordinal,
         name: name.to_owned(),
@@ -46,7 +47,7 @@ pub fn column(ordinal: u16, spec: &str) -> Column {
         identity: false,
         default_expression: None,
         default_literal: None,
-        details: Vec::new(),
+        details: if of_boxes { vec![("delimiter".to_owned(), ";".to_owned())] } else { Vec::new() },
     }
 }
 
