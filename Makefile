@@ -9,7 +9,8 @@
 #              every case of a schema change on every major of PostgreSQL, one line each:
 #              ONLY=capture|plan|apply one part, MAJORS=15,18 those, CASE=TEXT what contains it
 # make hostile a plugin does its worst, one way after the other: what the host did, what
-#              it cost the others, what was lost; ONLY=NAME,NAME runs some
+#              it cost the others, what was lost; ONLY=NAME,NAME runs some,
+#              KEPT=0 does not judge the cost
 #
 # `setup` installs what is missing on Debian 12 or Ubuntu; rustup has to be there.
 

@@ -17,8 +17,9 @@ use crate::{Outcome, Result};
 /// Rows of one measurement, and how many of them a transaction has.
 const ROWS: u64 = 40_000;
 const TRANSACTION: u64 = 400;
-/// The least share of its throughput that the counting destination has to keep. Two
-/// destinations share the machine, so that even a well-behaved one costs something.
+/// The least share of its throughput that the counting destination has to keep, unless
+/// `KEPT` says another. Two destinations share the machine, so that even a well-behaved one
+/// costs something.
 const KEPT: f64 = 0.4;
 /// How often it may be measured until it has.
 const TRIES: u32 = 3;
@@ -213,14 +214,15 @@ pub fn run(case: &Case) -> Result<Outcome> {
     }
     let mut beside = world.measure(ROWS)?;
     // Others use the machine too: what matters is what can be had.
+    let kept = kept()?;
     for _ in 1..TRIES {
-        if beside < alone * KEPT {
+        if beside < alone * kept {
             beside = beside.max(world.measure(ROWS)?);
         }
     }
     let host = if host.is_empty() { seen(&mut world, case)? } else { host };
     let ratio = beside / alone;
-    if ratio < KEPT {
+    if ratio < kept {
         return Err(format!("count had {alone:.0} rows/s alone and {beside:.0} beside it").into());
     }
     if case.audited && world.destination("hostile").and_then(|it| it.usage).is_none_or(|it| it.refused_permissions == 0)
@@ -229,6 +231,11 @@ pub fn run(case: &Case) -> Result<Outcome> {
     }
     let lost = complete(&mut world, case, &except)?;
     Ok(Outcome { host, cost: format!("{:.0} % of {alone:.0} rows/s", ratio * 100.0), lost })
+}
+
+/// What `KEPT` says: a test among others, that has the machine to itself at no time, says 0.
+fn kept() -> Result<f64> {
+    std::env::var("KEPT").map_or(Ok(KEPT), |kept| Ok(kept.parse()?))
 }
 
 /// Waits until what has to come is seen, and says what it was.

@@ -6,8 +6,10 @@ use std::process::{Command, Stdio};
 #[test]
 fn a_plugin_that_does_its_worst_costs_nobody_else_anything_and_loses_nothing() {
     let cases = ["trap-once", "loop", "ack-ahead", "describe-trap"];
-    let output =
-        Command::new(env!("CARGO_BIN_EXE_hostile")).env("ONLY", cases.join(",")).stdin(Stdio::null()).output().unwrap();
+    let mut hostile = Command::new(env!("CARGO_BIN_EXE_hostile"));
+    // Other tests use the machine: what the others keep of their throughput says nothing.
+    hostile.env("ONLY", cases.join(",")).env("KEPT", "0");
+    let output = hostile.stdin(Stdio::null()).output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{said}\n{}", String::from_utf8_lossy(&output.stderr));
     for case in cases {

@@ -53,6 +53,10 @@ fn whole(expression: &str) -> Option<Value> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     String,
+    /// A `"char"`: as an integer it is the character's number.
+    Char,
+    /// A `character` that ends in blanks: under any other type they are gone.
+    Padded,
     Numeric,
     Boolean,
     Date,
@@ -66,7 +70,7 @@ enum Kind {
 impl Kind {
     fn as_str(self) -> &'static str {
         match self {
-            Kind::String => "string",
+            Kind::String | Kind::Char | Kind::Padded => "string",
             Kind::Numeric => "numeric",
             Kind::Boolean => "boolean",
             Kind::Date => "date",
@@ -262,16 +266,13 @@ fn cast(value: Value, type_name: &str) -> Option<Value> {
     let from = value.kind;
     let plain = from == Kind::String;
     let kind = match name {
-        "text" | "character varying" | "varchar" | "character" | "char" | "bpchar" => {
-            // `character` without a length is one character.
-            let limit = first.or((name == "character" || name == "char").then_some(1));
-            let length = text.chars().count();
-            one(
-                Kind::String,
-                is_text(&value) && limit.is_none_or(|limit| usize::try_from(limit).is_ok_and(|limit| length <= limit)),
-            )
+        "text" | "character varying" | "varchar" => one(Kind::String, is_text(&value) && fits_in(text, first)),
+        "character" | "char" | "bpchar" => {
+            let limit = first.or((name != "bpchar").then_some(1));
+            let kind = if text.ends_with(' ') { Kind::Padded } else { Kind::String };
+            one(kind, (is_text(&value) || from == Kind::Padded) && fits_in(text, limit))
         }
-        "\"char\"" => one(Kind::String, plain && text.len() == 1),
+        "\"char\"" => one(Kind::Char, (plain || from == Kind::Char) && text.len() == 1),
         "name" => one(Kind::String, plain && text.len() < 64),
         "smallint" | "int2" | "integer" | "int" | "int4" | "bigint" | "int8" => {
             one(Kind::Numeric, (plain || from == Kind::Numeric) && is_decimal(text) && !text.contains('.'))
@@ -335,11 +336,16 @@ fn split_modifiers(type_name: &str) -> Option<(String, Vec<i64>)> {
     Some((name, modifiers))
 }
 
+/// Whether a text has no more characters than a type's length, if there is one.
+fn fits_in(text: &str, limit: Option<i64>) -> bool {
+    limit.is_none_or(|limit| usize::try_from(limit).is_ok_and(|limit| text.chars().count() <= limit))
+}
+
 /// Whether a value's text is what PostgreSQL prints for it, so that casting it to text
 /// keeps it.
 fn is_text(value: &Value) -> bool {
     match value.kind {
-        Kind::String | Kind::Boolean => true,
+        Kind::String | Kind::Char | Kind::Boolean => true,
         // A longer one that went through a `real` would be printed as 1e+06.
         Kind::Numeric => value.text.len() <= FLT_DIG && !value.text.contains('.'),
         _ => false,
@@ -505,6 +511,10 @@ mod tests {
             "'{\"a\":1}'::jsonb::text",
             "true::integer",
             "'2026-01-01'::date::text",
+            // The character's number, 50.
+            "('2'::\"char\")::integer",
+            "('a '::character(2))::text",
+            "('a '::bpchar)::name",
         ] {
             refused(expression);
         }
@@ -540,6 +550,10 @@ mod tests {
         assert_eq!(read("'abc'::character varying", "varchar", 7).as_deref(), Some("string abc"));
         assert_eq!(read("'ab'::bpchar", "bpchar", 7).as_deref(), Some("string ab"));
         assert_eq!(read("'x'::\"char\"", "char", -1).as_deref(), Some("string x"));
+        assert_eq!(read("('2'::\"char\")::text", "int4", -1).as_deref(), Some("numeric 2"));
+        assert_eq!(read("'2'::\"char\"", "numeric", -1), None);
+        assert_eq!(read("'ab '::bpchar", "bpchar", 7).as_deref(), Some("string ab "));
+        assert_eq!(read("'ab '::bpchar", "text", -1), None);
         assert_eq!(read("'2026-01-01'::date", "timestamp", 0).as_deref(), Some("timestamp 2026-01-01 00:00:00"));
         assert_eq!(read("'2026-01-01 12:30:00.5'::timestamp without time zone", "timestamp", 0), None);
         assert_eq!(read("'2026-01-01 12:30:00'::timestamp without time zone", "timestamptz", -1), None);
