@@ -123,7 +123,7 @@ fn literal(random: &mut StdRng) -> String {
         _ => STRINGS.choose(random),
     };
     let mut expression = (*atom.unwrap()).to_owned();
-    for _ in 0..random.random_range(0..3) {
+    for _ in 0..random.random_range(0..4) {
         expression = match random.random_range(0..3) {
             0 => format!("({expression})"),
             1 => format!("{expression}::{}", TYPES.choose(random).unwrap()),
@@ -205,10 +205,10 @@ fn column(answer: &Value) -> Column {
     }
 }
 
-/// `TIDEGATE_SEED` repeats a run.
+/// Other cases with each `TIDEGATE_SEED`.
 #[test]
 fn a_default_that_is_taken_for_a_literal_is_what_the_server_makes_of_it_and_none_that_is_computed_is() {
-    let seed = std::env::var("TIDEGATE_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or_else(rand::random);
+    let seed = std::env::var("TIDEGATE_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(1_u64);
     println!("TIDEGATE_SEED={seed}");
     let mut random = StdRng::seed_from_u64(seed);
     let database = database(source(), "defaults");

@@ -15,6 +15,8 @@ const MAX_DEPTH: usize = 32;
 const FLT_DIG: usize = 6;
 /// Decimal digits that a `double precision` keeps whatever they are.
 const DBL_DIG: usize = 15;
+/// Digits behind the point that a `numeric` may be declared with (NUMERIC_MAX_PRECISION).
+const MAX_SCALE: usize = 1000;
 
 /// The literal that a default expression stands for; none if it is not certainly one,
 /// and for `NULL`, which is no default.
@@ -58,12 +60,17 @@ enum Kind {
     /// A `character` that ends in blanks: under any other type they are gone.
     Padded,
     Numeric,
+    /// Floating point: under any other type it may be another number.
+    Real,
+    Double,
     Boolean,
     Date,
     Time,
     Timestamp,
     Timestamptz,
     Json,
+    /// As `json` it is printed anew.
+    Jsonb,
     Uuid,
 }
 
@@ -71,13 +78,13 @@ impl Kind {
     fn as_str(self) -> &'static str {
         match self {
             Kind::String | Kind::Char | Kind::Padded => "string",
-            Kind::Numeric => "numeric",
+            Kind::Numeric | Kind::Real | Kind::Double => "numeric",
             Kind::Boolean => "boolean",
             Kind::Date => "date",
             Kind::Time => "time",
             Kind::Timestamp => "timestamp",
             Kind::Timestamptz => "timestamptz",
-            Kind::Json => "json",
+            Kind::Json | Kind::Jsonb => "json",
             Kind::Uuid => "uuid",
         }
     }
@@ -160,7 +167,7 @@ impl Parser<'_> {
         let (digits, rest) = self.rest.split_at(end);
         self.rest = rest.trim_start();
         let text = if negative { format!("-{digits}") } else { digits.to_owned() };
-        is_decimal(&text).then_some(Value { kind: Kind::Numeric, text })
+        is_decimal(&text).then(|| Value { kind: Kind::Numeric, text: unsigned_zero(text) })
     }
 
     /// From the opening quote to behind the closing one; `escapes` as in `E'…'`.
@@ -275,24 +282,21 @@ fn cast(value: Value, type_name: &str) -> Option<Value> {
         "\"char\"" => one(Kind::Char, (plain || from == Kind::Char) && text.len() == 1),
         "name" => one(Kind::String, plain && text.len() < 64),
         "smallint" | "int2" | "integer" | "int" | "int4" | "bigint" | "int8" => {
-            one(Kind::Numeric, (plain || from == Kind::Numeric) && is_decimal(text) && !text.contains('.'))
+            let fits = (plain || from == Kind::Numeric) && is_decimal(text) && !text.contains('.');
+            let kind = one(Kind::Numeric, fits)?;
+            return Some(Value { kind, text: unsigned_zero(value.text) });
         }
-        "numeric" | "decimal" => {
-            let places = text.split_once('.').map_or(0, |(_, fraction)| fraction.len());
-            let scale = match modifiers.as_slice() {
-                [] => None,
-                [_] => Some(0),
-                [_, scale] => Some(*scale),
-                _ => return None,
-            };
-            let fits = scale.is_none_or(|scale| i64::try_from(places).is_ok_and(|places| places <= scale));
-            ((plain || from == Kind::Numeric) && is_decimal(text) && fits).then_some(Kind::Numeric)
+        "numeric" | "decimal" if (plain || from == Kind::Numeric) && is_decimal(text) => {
+            let text = scaled(text, &modifiers)?;
+            return Some(Value { kind: Kind::Numeric, text: unsigned_zero(text) });
         }
         "real" | "float4" => {
-            one(Kind::Numeric, (plain || from == Kind::Numeric) && is_decimal(text) && significant(text) <= FLT_DIG)
+            let from = plain || matches!(from, Kind::Numeric | Kind::Real);
+            one(Kind::Real, from && is_decimal(text) && significant(text) <= FLT_DIG)
         }
         "double precision" | "float8" => {
-            one(Kind::Numeric, (plain || from == Kind::Numeric) && is_decimal(text) && significant(text) <= DBL_DIG)
+            let from = plain || matches!(from, Kind::Numeric | Kind::Double);
+            one(Kind::Double, from && is_decimal(text) && significant(text) <= DBL_DIG)
         }
         "boolean" | "bool" if from == Kind::Boolean => one(Kind::Boolean, true),
         "boolean" | "bool" if plain => {
@@ -313,10 +317,8 @@ fn cast(value: Value, type_name: &str) -> Option<Value> {
         "timestamptz" | "timestamp with time zone" => {
             one(Kind::Timestamptz, (plain || from == Kind::Timestamptz) && is_timestamptz(text, precision(first)))
         }
-        "json" | "jsonb" => one(
-            Kind::Json,
-            (plain || from == Kind::Json) && serde_json::from_str::<serde::de::IgnoredAny>(text).is_ok(),
-        ),
+        "json" => one(Kind::Json, (plain || from == Kind::Json) && is_json(text)),
+        "jsonb" => one(Kind::Jsonb, (plain || matches!(from, Kind::Json | Kind::Jsonb)) && is_json(text)),
         "uuid" => one(Kind::Uuid, (plain || from == Kind::Uuid) && is_uuid(text)),
         // Intervals, arrays, binary, types of others: not certain.
         _ => None,
@@ -344,12 +346,35 @@ fn fits_in(text: &str, limit: Option<i64>) -> bool {
 /// Whether a value's text is what PostgreSQL prints for it, so that casting it to text
 /// keeps it.
 fn is_text(value: &Value) -> bool {
-    match value.kind {
-        Kind::String | Kind::Char | Kind::Boolean => true,
-        // A longer one that went through a `real` would be printed as 1e+06.
-        Kind::Numeric => value.text.len() <= FLT_DIG && !value.text.contains('.'),
-        _ => false,
+    matches!(value.kind, Kind::String | Kind::Char | Kind::Boolean | Kind::Numeric)
+}
+
+/// A number under `numeric` with these modifiers: with the digits behind the point that its
+/// scale says. None if it has more of them.
+fn scaled(number: &str, modifiers: &[i64]) -> Option<String> {
+    let scale = match modifiers {
+        [] => return Some(number.to_owned()),
+        [_] => 0,
+        [_, scale] => usize::try_from(*scale).ok()?,
+        _ => return None,
+    };
+    let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
+    if fraction.len() > scale || scale > MAX_SCALE {
+        return None;
     }
+    Some(if scale == 0 { whole.to_owned() } else { format!("{whole}.{fraction:0<scale$}") })
+}
+
+/// `-0`, which only floating point has, without its sign.
+fn unsigned_zero(number: String) -> String {
+    match number.strip_prefix('-') {
+        Some(digits) if digits.bytes().all(|byte| matches!(byte, b'0' | b'.')) => digits.to_owned(),
+        _ => number,
+    }
+}
+
+fn is_json(text: &str) -> bool {
+    serde_json::from_str::<serde::de::IgnoredAny>(text).is_ok()
 }
 
 /// Digits that a number has, zeros at its ends left out.
@@ -462,6 +487,11 @@ mod tests {
         accepted("(- 1)::bigint", "numeric", "-1");
         accepted("(('-5'::integer))::numeric", "numeric", "-5");
         accepted("0.5", "numeric", "0.5");
+        accepted("'42'::numeric(10,2)", "numeric", "42.00");
+        accepted("(-0.5)::numeric(10,2)", "numeric", "-0.50");
+        accepted("(- 0)::numeric(10,2)", "numeric", "0.00");
+        accepted("('-0'::integer)::double precision", "numeric", "0");
+        accepted("'-0'::double precision", "numeric", "-0");
         accepted("'0.1'::double precision", "numeric", "0.1");
         accepted("('100000000000000000000'::numeric)::double precision", "numeric", "100000000000000000000");
         accepted("('42'::text)::integer", "numeric", "42");
@@ -515,6 +545,11 @@ mod tests {
             "('2'::\"char\")::integer",
             "('a '::character(2))::text",
             "('a '::bpchar)::name",
+            // 0.100000001490116
+            "('0.1'::real)::double precision",
+            "(1.50::double precision)::numeric",
+            "('{\"b\":1,\"a\":2}'::jsonb)::json",
+            "5::numeric(3,-1)",
         ] {
             refused(expression);
         }
