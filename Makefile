@@ -32,6 +32,7 @@ test: setup-tests plugins fixtures
 	@scripts/test
 
 bench: fixtures
+	@cargo build --quiet --release -p tidegate-fixture-count --example native
 	@cargo run --quiet -p tidegate-tests --bin bench
 
 chaos: plugins

@@ -8,6 +8,7 @@
 //! `WORK=memory` measures something else: what the process has resident at most when what
 //! it is given is large or many (`WORK="memory row"` one of these).
 
+mod boundary;
 mod bounds;
 mod copy;
 mod host;
@@ -117,6 +118,9 @@ fn bench() -> Result<()> {
         let (work, figure) = stream::eight_destinations(&source, &options)?;
         works.push(work);
         figures.push(figure);
+    }
+    if options.wants("boundary") {
+        figures.extend(boundary::measure(&options)?);
     }
     if options.wants("latency") {
         figures.extend(bounds::latency(&source, &options)?);

@@ -490,6 +490,10 @@ impl Running {
         if routed.as_ref().is_err_and(|error| error.code() == MISSING) {
             // It is the end of what comes under this name, if no transaction lies across it.
             let whole = router.finish().await.map_err(|error| (error, at > before))?;
+            // A destination may have fallen behind by what was sent: that is read again first.
+            if router.wants_rewind() {
+                return Ok(Routing::Rewind);
+            }
             if !whole {
                 return Err((publication_gap(&self.identity.known.get().publication), at > before));
             }
