@@ -187,6 +187,10 @@ fn blocked_by(
             still.then(|| format!("apply = \"{}\"", destination.apply.as_str())).into_iter().collect()
         }
         (Gate::Policy, None) => vec!["the configuration".to_owned()],
+        (Gate::Check, destination) => {
+            let plugin = destination.map_or("", |destination| destination.plugin.as_str());
+            vec![format!("plugin `{plugin}`: refuses it ({})", barrier.why.code)]
+        }
         (Gate::Approval | Gate::Settle | Gate::Release, None) | (Gate::Approval | Gate::Settle, Some(_)) => operator(),
         (Gate::Release, Some(destination)) => match &destination.quorum {
             None => operator(),
