@@ -13,8 +13,8 @@ use crate::wire;
 
 use super::destination::{Destination, Stop, Table};
 use super::lane::Lane;
-use super::retry::Backoff;
 use super::looked::{Looked, fits_neither};
+use super::retry::Backoff;
 use super::sending::{Ended, RESYNC, failure_to_table_error};
 
 /// Inspections that have to agree before an interrupted step is believed, and how many

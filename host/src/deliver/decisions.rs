@@ -114,7 +114,9 @@ pub(crate) async fn decide(
     let next = if runs { "" } else { " at the next start of `tidegate run`" };
     Ok(match verdict {
         Verdict::Approved if barrier.gates.contains(&Gate::Check) => {
-            format!("the plugin is asked again about the change of {table} to {to}{next}, and it is applied at {destination} if it consents")
+            format!(
+                "the plugin is asked again about the change of {table} to {to}{next}, and it is applied at {destination} if it consents"
+            )
         }
         Verdict::Approved => {
             let lacks = barrier.gates.iter().any(|gate| matches!(gate, Gate::Capability { .. }));
