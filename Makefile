@@ -7,7 +7,7 @@
 #              SEED=N repeats a run, ONLY=NAME one place or fault
 # make schema-matrix
 #              every case of a schema change on every major of PostgreSQL, one line each:
-#              ONLY=capture|plan|apply one part, MAJORS=15,18 those, CASE=TEXT what contains it
+#              ONLY=capture|plan|apply|silent one part, MAJORS=15,18 those, CASE=TEXT what contains it
 # make hostile a plugin does its worst, one way after the other: what the host did, what
 #              it cost the others, what was lost; ONLY=NAME,NAME runs some,
 #              KEPT=0 does not judge the cost

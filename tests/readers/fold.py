@@ -46,6 +46,20 @@ def read_manifest(directory):
     return events
 
 
+def events_of(events, name):
+    """Those of one table, under the names that it had before as well."""
+    tables = {}
+    for event in events[1:]:
+        if event["kind"] == "rename":
+            require(event["table"] not in tables, f"seq {event['seq']}: there is a table of that name")
+            tables[event["table"]] = tables.pop(event["from"])
+        else:
+            tables.setdefault(event["table"], []).append(event)
+            if event["kind"] == "drop":
+                del tables[event["table"]]
+    return tables.get(name, [])
+
+
 class Row:
     """One row of the log. `cells` has PostgreSQL's text or None by column name; a cell that
     was not sent is in `missing` and not in `cells`."""
@@ -140,11 +154,16 @@ class Table:
     def change_schema(self, event):
         self.columns = [column for column in event["columns"] if "ordinal" in column]
         self.ordinals = {column["name"]: column["ordinal"] for column in self.columns}
-        self.key = [self.ordinals[name] for name in event["key"]]
+        before, self.key = self.key, [self.ordinals[name] for name in event["key"]]
         for rows in self.rows.values():
             for row in rows:
                 for column in self.columns:
                     row.setdefault(column["ordinal"], column.get("default"))
+        if self.key != before:
+            known = [row for rows in self.rows.values() for row in rows]
+            self.rows = {}
+            for row in known:
+                self.put(row)
 
     def by_ordinal(self, cells):
         return {self.ordinals[name]: text for name, text in cells.items()}
@@ -195,7 +214,7 @@ class Table:
 
 
 def fold(directory, name, engine):
-    events = [event for event in read_manifest(directory) if event.get("table") == name]
+    events = events_of(read_manifest(directory), name)
     counted, copy = files_that_count(events)
     table, last = Table(), None
     for event in counted:
@@ -221,7 +240,9 @@ def check(directory):
     named, counts, last, runs = set(), {"files": 0, "rows": 0, "duplicates": 0}, {}, {}
     schemas, unfinished = {}, set()
     for event in events:
-        if event["kind"] == "begin-copy":
+        if event["kind"] == "rename":
+            runs[event["table"]] = runs.pop(event["from"], None)
+        elif event["kind"] == "begin-copy":
             before = runs.get(event["table"])
             unfinished |= {before} if before else set()
             runs[event["table"]] = event["run"]
@@ -231,6 +252,9 @@ def check(directory):
     for event in events:
         if event["kind"] == "schema":
             schemas[event["table"]] = event
+        if event["kind"] == "rename":
+            schemas[event["table"]] = schemas.pop(event["from"])
+            last[event["table"]] = last.pop(event["from"], (-1, 0, 0))
         if event["kind"] != "file":
             continue
         path = os.path.join(directory, event["file"])
@@ -269,7 +293,7 @@ def main():
     given = arguments.parse_args()
     DELIMITERS.update(given.delimiters)
     events = read_manifest(given.directory)
-    files = [event for event in events if event["kind"] == "file" and event["table"] == given.table]
+    files = [event for event in events_of(events, given.table) if event["kind"] == "file"]
     # Bytes: a lone newline in a text must not become another.
     out = sys.stdout.buffer
     if given.command == "fold":

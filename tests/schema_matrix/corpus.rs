@@ -13,14 +13,20 @@ pub struct Change {
     /// All statements become one version: the trigger reports the last one alone, with what
     /// all of them made. Otherwise each is a version.
     pub compound: bool,
+    /// Schema and name of the table in the end, if they are others.
+    pub becomes: Option<&'static str>,
 }
 
 const fn change(name: &'static str, statements: &'static [&'static str]) -> Change {
-    Change { name, statements, compound: false }
+    Change { name, statements, compound: false, becomes: None }
 }
 
 const fn compound(name: &'static str, statements: &'static [&'static str]) -> Change {
-    Change { name, statements, compound: true }
+    Change { name, statements, compound: true, becomes: None }
+}
+
+const fn becomes(change: Change, name: &'static str) -> Change {
+    Change { becomes: Some(name), ..change }
 }
 
 /// All of them. A short run takes some: see `apply`.
@@ -102,11 +108,35 @@ pub const CORPUS: &[Change] = &[
             "ALTER f SET DEFAULT 8",
         ],
     ),
+    becomes(change("rename_table", &["RENAME TO s_renamed"]), "public.s_renamed"),
+    becomes(change("move_table", &["SET SCHEMA moved"]), "moved.s_move_table"),
+    change("longer_key", &["DROP CONSTRAINT s_longer_key_pkey, ADD PRIMARY KEY (f, id)"]),
+    change(
+        "key_by_index",
+        &["ADD CONSTRAINT s_key_by_index_k UNIQUE (f, id), REPLICA IDENTITY USING INDEX s_key_by_index_k"],
+    ),
+    becomes(
+        compound(
+            "all_of_a_table",
+            &[
+                "RENAME a TO z",
+                "ADD x int DEFAULT 3",
+                "DROP CONSTRAINT s_all_of_a_table_pkey, ADD PRIMARY KEY (f, id)",
+                "RENAME TO s_all_renamed",
+            ],
+        ),
+        "public.s_all_renamed",
+    ),
 ];
 
 /// A name that no column of any of them has: in a change's own table alone.
 pub fn table(change: &Change) -> String {
     format!("s_{}", change.name)
+}
+
+/// Schema and name of its table in the end.
+pub fn last_name(change: &Change) -> String {
+    change.becomes.map_or_else(|| format!("public.{}", table(change)), str::to_owned)
 }
 
 /// The statements as a script for psql, which sends each by itself.
@@ -134,7 +164,7 @@ pub fn rows(change: &Change) -> String {
 
 /// Changes of rows before a change, and after it: whatever its columns are then.
 pub fn work(change: &Change, round: u32) -> String {
-    let table = table(change);
+    let table = if round == 0 { table(change) } else { last_name(change) };
     let key = if change.name == "rename_key" && round > 0 { "ident" } else { "id" };
     let new = 100 + round;
     format!(

@@ -2,6 +2,8 @@
 //! where it may differ. One line for each case, and a last line with the counts; exit 1 if
 //! any outcome is not the expected one.
 //!
+//! The part `silent` measures, and has one case.
+//!
 //! From the environment: `ONLY` names one part, `MAJORS` some versions (`15,18`), `CASE` is
 //! a text that a case's name has to contain.
 
@@ -11,6 +13,7 @@ mod corpus;
 mod pairs;
 mod plan;
 mod report;
+mod silent;
 
 use std::process::ExitCode;
 
@@ -25,12 +28,15 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// A part, by the name that `ONLY` knows it by.
 type Part = (&'static str, fn(&Report) -> Result<()>);
 
-const PARTS: &[Part] = &[("capture", capture::run), ("plan", plan::run), ("apply", apply::run)];
+const PARTS: &[Part] =
+    &[("capture", capture::run), ("plan", plan::run), ("apply", apply::run), ("silent", silent::run)];
 
 /// What was asked for.
 pub struct Options {
     /// Versions of PostgreSQL.
     pub majors: Vec<u32>,
+    /// They were named, and not all are meant.
+    pub named: bool,
     case: Option<String>,
     only: Option<String>,
 }
@@ -42,7 +48,7 @@ impl Options {
             Some(majors) => majors.split(',').map(|major| major.trim().parse()).collect::<Result<Vec<u32>, _>>()?,
             None => MAJORS.to_vec(),
         };
-        let options = Options { majors, case: text("CASE"), only: text("ONLY") };
+        let options = Options { majors, named: text("MAJORS").is_some(), case: text("CASE"), only: text("ONLY") };
         match &options.only {
             Some(only) if !PARTS.iter().any(|(name, _)| name == only) => {
                 Err(format!("there is no part `{only}`").into())

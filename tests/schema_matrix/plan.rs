@@ -15,7 +15,7 @@ use tidegate::position::{Lsn, SnapshotId};
 use tidegate::schema::change::{SchemaChange, Step, StepKind, state_after};
 use tidegate::schema::classify::gravest;
 use tidegate::schema::plan::{folding_collisions, plan};
-use tidegate::schema::table::{TableName, TableSchema};
+use tidegate::schema::table::TableSchema;
 use tidegate::wire;
 use tidegate_tests::majors::{Servers, servers, wait};
 use tidegate_tests::plugins;
@@ -201,12 +201,8 @@ impl Bench {
     }
 }
 
-fn target(schema: &TableSchema) -> TableName {
-    schema.name.clone()
-}
-
 fn to_wire(schema: &TableSchema) -> wire::Table {
-    schema.to_wire(&target(schema), "merge", "{}")
+    schema.to_wire(&schema.name, "merge", "{}")
 }
 
 /// One step as a change of its own, each of whose ends is a version of its own: the plugin
@@ -217,7 +213,7 @@ fn single(change: &SchemaChange, index: usize) -> wire::SchemaChange {
         let snapshot = SnapshotId { commit: Lsn(at), message: Lsn(at - 1) };
         to_wire(&TableSchema { snapshot, ..state_after(change, steps) })
     };
-    let steps = change.steps_to_wire(index..index + 1, &target(&change.before), "merge", "{}").steps;
+    let steps = change.steps_to_wire(index..index + 1, to_wire).steps;
     wire::SchemaChange { before: version(index), after: version(index + 1), steps }
 }
 

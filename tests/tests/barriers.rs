@@ -151,6 +151,11 @@ fn rows_behind_a_change_that_waits_wait_and_other_tables_and_destinations_go_on(
     );
     assert!(bench.says(&["schema", "barriers"]).contains("blocked by the operator"));
 
+    // The insert, the update, the delete; and as many when nobody runs.
+    assert_eq!((&barrier["held"]["rows"], &barrier["held"]["at_least"]), (&3.into(), &false.into()));
+    assert!(barrier["held"]["bytes"].as_u64().unwrap() > 0);
+    assert!(bench.says(&["schema", "barriers"]).contains("3 rows"));
+
     let to = barrier["to"].as_str().unwrap();
     bench.refused(&["schema", "approve", "careful", "public.t", "--to", "1:1"], "schema.other-version");
     bench.refused(&["schema", "approve", "free", "public.t"], "schema.nothing-waits");
@@ -340,12 +345,69 @@ fn a_change_that_the_configuration_forbids_waits_for_another_configuration_and_n
     std::fs::write(&path, config.replace("block-destructive", "auto-safe")).unwrap();
     bench.pipeline.start();
     bench.wait_equal("careful");
-    bench.source.sql("ALTER TABLE t DROP CONSTRAINT t_pkey, ADD PRIMARY KEY (key), ADD UNIQUE (id)");
-    let table = bench.wait_held("careful");
-    assert_eq!(table.error.unwrap().code, "schema.unsupported");
+    assert_eq!(bench.pipeline.stop(), 0);
+}
+
+#[test]
+fn a_table_that_is_renamed_and_gets_another_key_follows_once_each_is_approved() {
+    let mut bench = bench("held_table", &[("mirror", "apply = \"auto-safe\"")]);
+    bench.watch("mirror");
+    bench.source.sql(
+        "ALTER TABLE t DROP CONSTRAINT t_pkey, ADD PRIMARY KEY (key), ADD UNIQUE (id); UPDATE t SET id = 2000 WHERE key = -2;
+         ALTER TABLE t RENAME TO renamed; UPDATE renamed SET key = 3000 WHERE key = -3; DELETE FROM renamed WHERE key = -4",
+    );
+    let table = bench.wait_held("mirror");
+    assert_eq!(table.error.unwrap().code, "schema.held");
+    assert_eq!(bench.barriers()[0]["steps"][0]["step"], "change-key");
+    bench.approve("mirror");
+    let steps = |barriers: &[Value]| barriers.first().map(|barrier| barrier["steps"][0]["step"].clone());
+    wait_for("the rename waits", || (steps(&bench.barriers()) == Some("rename-table".into())).then_some(()));
+    assert_eq!(bench.mirror("mirror").sql("SELECT id FROM t WHERE key = -2"), "2000");
+    bench.approve("mirror");
+    let moved = "SELECT to_regclass('t') IS NULL AND to_regclass('renamed') IS NOT NULL";
+    wait_for("it is renamed", || (bench.mirror("mirror").sql(moved) == "t").then_some(()));
+    bench.wait_equal_table("mirror", "renamed");
+    let key =
+        "SELECT pg_get_constraintdef(oid) FROM pg_constraint WHERE conrelid = 'renamed'::regclass AND contype = 'p'";
+    assert_eq!(bench.mirror("mirror").sql(key), "PRIMARY KEY (key)");
+    bench.pipeline.wait_ready();
+    bench.source.sql("INSERT INTO renamed VALUES (5000, 5000, 5)");
+    bench.wait_equal_table("mirror", "renamed");
+    bench.assert_nothing_twice("mirror");
+    assert_eq!(bench.pipeline.stop(), 0);
+    let at_rest = bench.pipeline.status().unwrap();
+    let names: Vec<&str> = at_rest.destinations[0].tables.iter().map(|table| table.table.as_str()).collect();
+    assert_eq!(names, ["public.other", "public.renamed"]);
+}
+
+#[test]
+fn a_change_that_the_plugin_refuses_waits_with_its_reason_and_is_asked_about_again() {
+    let mut bench = bench("held_check", &[("mirror", "apply = \"auto-safe\"")]);
+    bench.mirror("mirror").sql("ALTER TABLE t ADD COLUMN added text");
+    bench.source.sql(
+        "ALTER TABLE t ADD COLUMN added int; INSERT INTO t VALUES (1000, 1000, 1, 7); INSERT INTO other VALUES (1, 1)",
+    );
+    let error = bench.wait_held("mirror").error.unwrap();
+    assert_eq!(error.code, "name-collision");
+    assert!(
+        error.message.contains("of this name") && error.next.unwrap().contains("schema approve"),
+        "{}",
+        error.message
+    );
+    bench.wait_equal_table("mirror", "other");
     let gates = bench.barriers()[0]["gates"].clone();
-    assert_eq!((&gates[0]["gate"], &gates[1]["gate"]), (&"capability".into(), &"approval".into()));
-    assert!(gates[0]["blocked_by"][0].as_str().unwrap().contains("change-key"), "{gates}");
+    assert_eq!((&gates[0]["gate"], &gates[0]["open"]), (&"check".into(), &false.into()));
+    assert!(gates[0]["blocked_by"][0].as_str().unwrap().contains("name-collision"), "{gates}");
+
+    // Nothing is mended: it waits on.
+    let since = bench.barriers()[0]["verdict"].clone();
+    bench.approve("mirror");
+    wait_for("it is asked again", || (bench.pipeline.log().matches("refuses it").count() >= 2).then_some(()));
+    assert_eq!((bench.wait_held("mirror").error.unwrap().code.as_str(), since), ("name-collision", Value::Null));
+    bench.mirror("mirror").sql("ALTER TABLE t DROP COLUMN added");
+    bench.approve("mirror");
+    bench.wait_equal("mirror");
+    assert_eq!(bench.barriers(), [Value::Null; 0]);
     assert_eq!(bench.pipeline.stop(), 0);
 }
 

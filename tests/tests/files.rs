@@ -276,6 +276,47 @@ fn truncations_and_rows_without_a_key_fold_to_the_source() {
 }
 
 #[test]
+fn the_log_of_a_table_that_is_renamed_and_gets_another_key_folds_to_the_source() {
+    let (source, mut pipeline) = bench(
+        "renamed",
+        "CREATE TABLE t (id int PRIMARY KEY, other int NOT NULL UNIQUE, v text);
+         INSERT INTO t SELECT n, -n, 'copied' FROM generate_series(1, 20) n",
+        &files_destination("lake", "ndjson"),
+    );
+    pipeline.install_trigger();
+    pipeline.start();
+    pipeline.wait_ready();
+    source.sql("UPDATE t SET v = 'before' WHERE id < 5; DELETE FROM t WHERE id = 6");
+    // A table of the old name comes behind it.
+    source.sql(
+        "ALTER TABLE t DROP CONSTRAINT t_pkey, ADD PRIMARY KEY (other); UPDATE t SET id = id + 100 WHERE id < 3;
+         UPDATE t SET other = other - 1000 WHERE id = 4; DELETE FROM t WHERE other = -7; ALTER TABLE t RENAME TO renamed;
+         INSERT INTO renamed VALUES (500, 500, 'after'); DELETE FROM renamed WHERE other = -8",
+    );
+    for step in ["change-key", "rename-table"] {
+        wait_for(&format!("{step} waits"), || {
+            let output = pipeline.command(&["schema", "barriers", "--json"]).output().unwrap();
+            let barriers: Value = serde_json::from_slice(&output.stdout).unwrap();
+            (barriers[0]["steps"][0]["step"] == step).then_some(())
+        });
+        let approved = pipeline.command(&["schema", "approve", "lake", "public.t"]).output().unwrap();
+        assert!(approved.status.success(), "{approved:?}");
+    }
+    pipeline.wait_ready();
+    source.sql("CREATE TABLE t (id int PRIMARY KEY, v text); INSERT INTO t VALUES (1, 'another')");
+    pipeline.wait_status("the new table is there", |status| {
+        status.all_ready() && status.destinations[0].tables.iter().any(|table| table.table == "public.t")
+    });
+    source.sql("UPDATE renamed SET v = 'last' WHERE other = 500; INSERT INTO t VALUES (2, 'another')");
+    pipeline.wait_caught_up(&source);
+    assert_eq!(pipeline.stop(), 0);
+    let log = Log::of(&pipeline, "lake");
+    assert_eq!(log.check(), 0);
+    log.assert_folds_to(&source, "renamed", "pyarrow");
+    log.assert_folds_to(&source, "t", "pyarrow");
+}
+
+#[test]
 fn a_file_is_whole_from_the_moment_it_has_its_name() {
     let (source, mut pipeline) = bench(
         "whole",

@@ -34,6 +34,21 @@ impl ChangeBatch {
         Ok(ChangeBatch::new(Arc::clone(onto), rows))
     }
 
+    /// Whether these changes name their rows as `onto` does. What must be merged by another key
+    /// cannot be: an update that moves a row under it does not say from where.
+    ///
+    /// Errors: `schema.projection`; the way out is a resync.
+    pub fn is_named_as(&self, onto: &TableSchema) -> Result<()> {
+        if self.schema.merge_key() == onto.merge_key() {
+            return Ok(());
+        }
+        let message = format!(
+            "{}: rows of the version {} have another key than the version {} that the destination has",
+            onto.name, self.schema.snapshot, onto.snapshot
+        );
+        Err(Error::permanent("schema.projection", message).next("Run `tidegate resync DEST TABLE`."))
+    }
+
     /// `ops` of the new rows; old rows have none.
     fn project_rows(&self, rows: &wire::Rows, onto: &TableSchema, ops: Option<&[u8]>) -> Result<wire::Rows> {
         let mut columns = Vec::with_capacity(onto.columns.len());

@@ -89,3 +89,15 @@ fn a_cast_that_depends_on_anything_else_is_refused_with_the_way_out() {
         assert_eq!(error.next_step(), Some("Resync the table"));
     }
 }
+
+#[test]
+fn rows_of_another_key_are_not_merged_by_it() {
+    let keyed = |key: u16| {
+        let named = |ordinal| if ordinal == key { key_column(ordinal, "int4", 1) } else { column(ordinal, "int4") };
+        vec![named(1), named(2)]
+    };
+    let rows = batch(keyed(1), &[text(1), text(2)]);
+    rows.is_named_as(&schema(ReplicaIdentity::Default, keyed(1))).unwrap();
+    let error = rows.is_named_as(&schema(ReplicaIdentity::Default, keyed(2))).unwrap_err();
+    assert!(error.code() == "schema.projection" && error.next_step().is_some(), "{error}");
+}

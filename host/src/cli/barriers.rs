@@ -11,9 +11,10 @@ use super::schema::Shown;
 use super::{paint, print_json, print_text};
 use crate::config::{Config, DestinationConfig};
 use crate::control::{self, Request};
+use crate::copy::spool;
 use crate::deliver::decisions::{self, Word};
 use crate::error::Result;
-use crate::position::SnapshotId;
+use crate::position::{Lsn, SnapshotId};
 use crate::schema::barrier::{Gate, Peer, Standing, gates, missing};
 use crate::schema::change::SchemaChange;
 use crate::schema::classify::{Class, gravest};
@@ -97,12 +98,35 @@ struct Waiting {
     decision: Option<Decision>,
     steps: Vec<Shown>,
     gates: Vec<Shut>,
+    held: Behind,
     #[serde(skip_serializing_if = "Option::is_none")]
     verdict: Option<Verdict>,
     code: String,
     message: String,
     next: Option<String>,
 }
+
+/// What waits behind a change.
+#[derive(Clone, Copy, Default, Serialize)]
+struct Behind {
+    /// Changes of rows.
+    rows: u64,
+    /// Of their messages.
+    bytes: u64,
+    /// There is more of it: only so much of the spool is looked at.
+    at_least: bool,
+}
+
+impl Behind {
+    fn shown(self) -> String {
+        let least = if self.at_least { "at least " } else { "" };
+        let rows = if self.rows == 1 { "row" } else { "rows" };
+        format!("{least}{} {rows}, {}", paint::number(self.rows), paint::bytes(self.bytes))
+    }
+}
+
+/// Bytes of the spool that are read to count what waits: a moment's work.
+const LOOKED_AT: u64 = 256 << 20;
 
 /// A gate, and who keeps it shut.
 #[derive(Serialize)]
@@ -117,8 +141,13 @@ pub(super) fn list(args: &List, path: &Path) -> Result<ExitCode> {
     let config = Config::load(path)?;
     let loaded = config.pipeline.read_store()?.load()?;
     let history = History::from_stored(loaded.history.iter().cloned());
+    let mut waiting: Vec<(&BarrierRecord, Waiting)> = Vec::new();
+    for barrier in &loaded.barriers {
+        waiting.extend(shown(barrier, &config, &loaded, &history).map(|shown| (barrier, shown)));
+    }
+    let behind = behind(waiting.iter().map(|(barrier, _)| *barrier), &config, &loaded)?;
     let waiting: Vec<Waiting> =
-        loaded.barriers.iter().filter_map(|barrier| shown(barrier, &config, &loaded, &history)).collect();
+        waiting.into_iter().zip(behind).map(|((_, shown), held)| Waiting { held, ..shown }).collect();
     if args.json {
         print_json(&waiting)?;
     } else if waiting.is_empty() {
@@ -127,6 +156,28 @@ pub(super) fn list(args: &List, path: &Path) -> Result<ExitCode> {
         print_text(&render(&waiting))?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// What the spool has behind each of these changes.
+fn behind<'a>(
+    barriers: impl Iterator<Item = &'a BarrierRecord>,
+    config: &Config,
+    loaded: &Loaded,
+) -> Result<Vec<Behind>> {
+    let after = |barrier: &BarrierRecord| {
+        let is_its = |record: &&crate::store::TableRecord| {
+            (record.oid, &record.destination) == (barrier.oid, &barrier.destination)
+        };
+        let record = loaded.tables.iter().find(is_its)?;
+        let copied = record.floor.and_then(|floor| Some((Lsn(floor.0.checked_sub(1)?), u64::MAX)));
+        copied.max(record.position.map(|position| (position.commit, position.ordinal)))
+    };
+    let tables: Vec<(u32, Option<(Lsn, u64)>)> = barriers.map(|barrier| (barrier.oid, after(barrier))).collect();
+    if tables.is_empty() {
+        return Ok(Vec::new());
+    }
+    let (counts, whole) = spool::count(&config.pipeline.state.join("spool"), &tables, LOOKED_AT)?;
+    Ok(counts.iter().map(|count| Behind { rows: count.rows, bytes: count.bytes, at_least: !whole }).collect())
 }
 
 /// None if it is left of a table that has stopped or has it by now.
@@ -157,6 +208,7 @@ fn shown(barrier: &BarrierRecord, config: &Config, loaded: &Loaded, history: &Hi
         decision: class.map(|class| decide(class, mode)),
         steps: change.as_ref().map(Shown::all).unwrap_or_default(),
         gates: barrier.gates.iter().map(shut).collect(),
+        held: Behind::default(),
         verdict: barrier.verdict,
         code: barrier.why.code.clone(),
         message: barrier.why.message.clone(),
@@ -187,6 +239,10 @@ fn blocked_by(
             still.then(|| format!("apply = \"{}\"", destination.apply.as_str())).into_iter().collect()
         }
         (Gate::Policy, None) => vec!["the configuration".to_owned()],
+        (Gate::Check, destination) => {
+            let plugin = destination.map_or("", |destination| destination.plugin.as_str());
+            vec![format!("plugin `{plugin}`: refuses it ({})", barrier.why.code)]
+        }
         (Gate::Approval | Gate::Settle | Gate::Release, None) | (Gate::Approval | Gate::Settle, Some(_)) => operator(),
         (Gate::Release, Some(destination)) => match &destination.quorum {
             None => operator(),
@@ -217,7 +273,7 @@ fn peers(barrier: &BarrierRecord, config: &Config, loaded: &Loaded, table: &str)
 
 fn render(waiting: &[Waiting]) -> String {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_micros() as i64);
-    let mut table = paint::table(&["destination", "table", "change", "held for", "gates"]);
+    let mut table = paint::table(&["destination", "table", "change", "held", "gates"]);
     for one in waiting {
         let steps: Vec<String> = one.steps.iter().map(|step| format!("{} {}", step.step, step.what)).collect();
         let gates: Vec<String> = one
@@ -233,7 +289,7 @@ fn render(waiting: &[Waiting]) -> String {
             Cell::new(&one.destination),
             Cell::new(&one.table),
             Cell::new(format!("{} -> {}\n{}", one.from, one.to, steps.join("\n")).trim_end()),
-            Cell::new(paint::duration(seconds)),
+            Cell::new(format!("{}\n{}", paint::duration(seconds), one.held.shown())),
             Cell::new(gates.join("\n")),
         ]);
     }
@@ -303,13 +359,20 @@ mod tests {
                 Shut { gate: "capability", open: true, blocked_by: Vec::new() },
                 Shut { gate: "release", open: false, blocked_by: vec!["log: has not applied it".to_owned()] },
             ],
+            held: Behind { rows: 12_345, bytes: 2 << 20, at_least: true },
             verdict: None,
             code: "schema.held".to_owned(),
             message: "waits".to_owned(),
             next: None,
         };
         let text = render(&[waiting]);
-        for part in ["10:5 -> 20:15", "add-column c int4", "capability: open", "release: blocked by log: has not"] {
+        for part in [
+            "10:5 -> 20:15",
+            "add-column c int4",
+            "capability: open",
+            "release: blocked by log: has not",
+            "at least 12",
+        ] {
             assert!(text.contains(part), "`{part}` is not in:\n{text}");
         }
     }

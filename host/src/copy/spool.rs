@@ -14,6 +14,7 @@ use bytes::Bytes;
 use crate::error::Result;
 use crate::position::Lsn;
 
+mod count;
 mod index;
 mod log;
 mod reader;
@@ -21,6 +22,7 @@ mod segment;
 #[cfg(test)]
 mod tests;
 
+pub use count::{Waiting, count};
 pub use reader::SpoolReader;
 
 /// Sizes of a spool.

@@ -13,6 +13,7 @@ use crate::wire;
 
 use super::destination::{Destination, Stop, Table};
 use super::lane::Lane;
+use super::looked::{Looked, fits_neither};
 use super::retry::Backoff;
 use super::sending::{Ended, RESYNC, failure_to_table_error};
 
@@ -59,7 +60,8 @@ impl Destination {
         self.run_steps(change, 0).await
     }
 
-    /// Asks the plugin what the change would do. False if that stops the table.
+    /// Asks the plugin what the change would do. False if it refuses it: nothing has begun,
+    /// and the table waits with the reason.
     pub(super) async fn check_change(&mut self, change: &SchemaChange) -> Result<bool, Stop> {
         let whole = self.wire_change(change, 0, change.steps.len());
         match self.call(async |instance| instance.check_schema(&whole).await).await {
@@ -70,7 +72,10 @@ impl Destination {
                 Ok(true)
             }
             Err(Ended::Restarted) => Ok(true),
-            Err(ended) => self.change_failed(change.after.oid, ended).await.map(|()| false),
+            Err(Ended::Refused(failure)) => {
+                self.hold_refused(change, failure_to_table_error(&failure)).await.map(|()| false)
+            }
+            Err(Ended::Stop) => Err(Stop),
         }
     }
 
@@ -174,31 +179,18 @@ impl Destination {
     /// Looks at the destination: is the interrupted step done or not? None if the table
     /// is like neither, which ends it.
     async fn where_it_is(&mut self, change: &SchemaChange, step: usize, end: usize) -> Result<Option<usize>, Stop> {
-        let oid = change.after.oid;
         let (before, after) = (self.state(change, step), self.state(change, end));
         let mut seen: Option<(usize, u32)> = None;
         let mut last = None;
         for _ in 0..INSPECTIONS {
-            let inspected = self
-                .call(async |instance| {
-                    let there = instance.inspect_table(&after).await?;
-                    Ok((there, instance.render_table(&before).await?, instance.render_table(&after).await?))
-                })
-                .await;
-            let (there, rendered_before, rendered_after) = match inspected {
-                Ok(answers) => answers,
+            let looked = match self.call(async |instance| Looked::at(instance, &before, &after).await).await {
+                Ok(looked) => looked,
                 Err(Ended::Restarted) => continue,
-                Err(ended) => return self.change_failed(oid, ended).await.map(|()| None),
+                Err(ended) => return self.change_failed(change.after.oid, ended).await.map(|()| None),
             };
             crate::failpoint::reached("schema.inspected");
-            let found = match &there {
-                Some(there) if recorded(there, change, end) => Some(end),
-                Some(there) if same_columns(there, &rendered_after) => Some(end),
-                Some(there) if same_columns(there, &rendered_before) => Some(step),
-                _ => None,
-            };
-            // A step whose effect cannot be seen in the columns is done again.
-            let found = if same_columns(&rendered_before, &rendered_after) { found.map(|_| step) } else { found };
+            let has_version = end == change.steps.len() && looked.has_version(&change.after.snapshot);
+            let found = looked.is_done(has_version).map(|done| if done { end } else { step });
             seen = match (found, seen) {
                 (Some(found), Some((known, times))) if found == known => Some((found, times + 1)),
                 (Some(found), _) => Some((found, 1)),
@@ -209,10 +201,10 @@ impl Destination {
             {
                 return Ok(Some(found));
             }
-            last = Some((there, rendered_before, rendered_after));
+            last = Some(looked);
             self.sleep(self.parts.lane.pace().settle).await?;
         }
-        self.hold_interrupted(oid, fits_neither(change, last)).await.map(|()| None)
+        self.hold_interrupted(change.after.oid, fits_neither(change, last)).await.map(|()| None)
     }
 
     fn state(&self, change: &SchemaChange, step: usize) -> wire::Table {
@@ -220,9 +212,7 @@ impl Destination {
     }
 
     fn wire_change(&self, change: &SchemaChange, from: usize, to: usize) -> wire::SchemaChange {
-        let config = &self.parts.config;
-        let name = &change.after.name;
-        change.steps_to_wire(from..to, &config.target(name), config.mode.as_str(), &config.table_settings(name))
+        change.steps_to_wire(from..to, |version| self.wire_table(version))
     }
 
     /// A change that has not begun stops its table; one that has waits for the operator's
@@ -294,30 +284,6 @@ fn applying(change: &SchemaChange, step: usize) -> Applying {
     Applying { from: change.before.snapshot, to: change.after.snapshot, step: u32::try_from(step).unwrap_or(u32::MAX) }
 }
 
-/// Whether the destination itself says that it has the version after the last step.
-fn recorded(there: &wire::PhysicalTable, change: &SchemaChange, end: usize) -> bool {
-    let after = &change.after.snapshot;
-    end == change.steps.len()
-        && there
-            .snapshot
-            .as_ref()
-            .is_some_and(|stored| stored.commit == after.commit.0 && stored.message == after.message.0)
-}
-
-/// Same columns in the same spelling, in any order.
-fn same_columns(a: &wire::PhysicalTable, b: &wire::PhysicalTable) -> bool {
-    let sorted = |table: &wire::PhysicalTable| {
-        let mut columns: Vec<(String, String, bool)> = table
-            .columns
-            .iter()
-            .map(|column| (column.name.clone(), column.type_name.clone(), column.nullable))
-            .collect();
-        columns.sort();
-        columns
-    };
-    sorted(a) == sorted(b)
-}
-
 pub(super) fn lost_versions(applying: &Applying) -> TableError {
     TableError {
         code: "schema.history-lost".to_owned(),
@@ -327,27 +293,4 @@ pub(super) fn lost_versions(applying: &Applying) -> TableError {
         ),
         next: Some(RESYNC.to_owned()),
     }
-}
-
-type Looked = (Option<wire::PhysicalTable>, wire::PhysicalTable, wire::PhysicalTable);
-
-fn fits_neither(change: &SchemaChange, last: Option<Looked>) -> TableError {
-    let list = |table: &wire::PhysicalTable| {
-        let columns: Vec<String> =
-            table.columns.iter().map(|column| format!("{} {}", column.name, column.type_name)).collect();
-        columns.join(", ")
-    };
-    let message = match last {
-        Some((Some(there), before, after)) => format!(
-            "after an interrupted change from {} to {} the table is ({}), neither ({}) nor ({})",
-            change.before.snapshot,
-            change.after.snapshot,
-            list(&there),
-            list(&before),
-            list(&after)
-        ),
-        Some((None, ..)) => "after an interrupted change the table does not exist at the destination".to_owned(),
-        None => "after an interrupted change the table could not be inspected".to_owned(),
-    };
-    TableError { code: "schema.fits-neither".to_owned(), message, next: Some(RESYNC.to_owned()) }
 }

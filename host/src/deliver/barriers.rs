@@ -36,6 +36,8 @@ const DECIDE: &str = "See `tidegate schema barriers`; then `tidegate schema appr
 const WAIT_FOR_PLUGIN: &str =
     "Use a plugin that has it and start again; or run `tidegate resync DEST TABLE` to copy the table again.";
 const CONFIGURE: &str = "Change `apply` in [destination.schema] and start again; or run `tidegate resync DEST TABLE`.";
+const MEND: &str = "Mend at the destination what the plugin says, then let it be asked again by \
+     `tidegate schema approve DEST TABLE`; or run `tidegate resync DEST TABLE` to copy the table again.";
 const SETTLE: &str = "Look at the table at the destination. `tidegate schema accept DEST TABLE --as from|to` says which \
      version it has, `tidegate schema approve DEST TABLE` tries again, `tidegate resync DEST TABLE` copies it again.";
 
@@ -85,7 +87,7 @@ impl Destination {
         let is_closed = |gate: &&Gate| match gate {
             Gate::Capability { step } => !self.parts.lane.can(step),
             Gate::Policy => true,
-            Gate::Approval | Gate::Settle => !approved,
+            Gate::Approval | Gate::Settle | Gate::Check => !approved,
             Gate::Release => !approved && !self.quorum_is_there(barrier),
         };
         barrier.gates.iter().filter(is_closed).collect()
@@ -158,6 +160,25 @@ impl Destination {
         self.asking.insert(oid);
         // A router that has ended sends nothing more either.
         let _ = self.parts.commands.send(Command::Hold { place });
+    }
+
+    /// The plugin refuses the change before anything of it has begun: its table waits, and the
+    /// change is checked again when the operator says so.
+    pub(super) async fn hold_refused(&mut self, change: &SchemaChange, why: TableError) -> Result<(), Stop> {
+        let mut barrier = self.barrier(change);
+        barrier.gates.push(Gate::Check);
+        barrier.verdict = None;
+        barrier.why = TableError {
+            message: format!(
+                "the change from {} to {} waits: the plugin `{}` refuses it: {}",
+                change.before.snapshot, change.after.snapshot, self.parts.config.plugin, why.message
+            ),
+            next: Some(MEND.to_owned()),
+            ..why
+        };
+        // What was said of it before was said without this reason.
+        self.drop_barrier(change.after.oid).await?;
+        self.hold(barrier).await
     }
 
     /// A change was cut off, and how it is to go on is not known: its table waits for the

@@ -73,7 +73,7 @@ fn approvable(barrier: &BarrierRecord, table: &str, to: Option<SnapshotId>) -> R
         )
         .next("Change `apply` in [destination.schema] and start `tidegate run` again; or run `tidegate resync DEST TABLE`."));
     }
-    let asks = |gate: &Gate| matches!(gate, Gate::Approval | Gate::Release | Gate::Settle);
+    let asks = |gate: &Gate| matches!(gate, Gate::Approval | Gate::Release | Gate::Settle | Gate::Check);
     if !barrier.gates.iter().any(asks) {
         return Err(Error::no(
             "schema.blocked",
@@ -113,6 +113,11 @@ pub(crate) async fn decide(
     let (from, to) = (barrier.from, barrier.to);
     let next = if runs { "" } else { " at the next start of `tidegate run`" };
     Ok(match verdict {
+        Verdict::Approved if barrier.gates.contains(&Gate::Check) => {
+            format!(
+                "the plugin is asked again about the change of {table} to {to}{next}, and it is applied at {destination} if it consents"
+            )
+        }
         Verdict::Approved => {
             let lacks = barrier.gates.iter().any(|gate| matches!(gate, Gate::Capability { .. }));
             let when = if lacks { " once the plugin supports it" } else { next };
@@ -223,6 +228,7 @@ mod tests {
         let lacking = Gate::Capability { step: "rename-table".to_owned() };
         assert_eq!(code(&loaded(vec![Gate::Policy]), Word::Approve(None)), Err("blocked"));
         assert_eq!(code(&loaded(vec![lacking.clone()]), Word::Approve(None)), Err("blocked"));
+        assert_eq!(code(&loaded(vec![Gate::Check]), Word::Approve(None)), Ok(Verdict::Approved), "it is asked again");
         assert_eq!(code(&loaded(vec![lacking, Gate::Approval]), Word::Approve(None)), Ok(Verdict::Approved));
         assert_eq!(check(&held, "d", "public.other", Word::Refuse).unwrap_err().code(), "schema.not-there");
     }

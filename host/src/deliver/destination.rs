@@ -522,7 +522,12 @@ impl Destination {
         }
         let batch = match batch.schema.snapshot == applied.snapshot {
             true => batch,
-            false => Arc::new(batch.project(applied)?),
+            false => {
+                if self.parts.config.mode == Mode::Merge {
+                    batch.is_named_as(applied)?;
+                }
+                Arc::new(batch.project(applied)?)
+            }
         };
         self.fits(&batch.schema, &batch.rows.rows, batch.bytes)?;
         let content = match self.parts.config.mode {

@@ -2,8 +2,8 @@
 //! from what is durable there to the slot.
 //!
 //! [`router`] reads the stream once. [`destination`] is one destination's own thread;
-//! [`sending`], [`apply`] and [`copies`] are what it does with its plugin, [`ledger`]
-//! what it has under way. Rows that it refuses are found by [`isolate`], in a copy that
+//! [`sending`], [`apply`] and [`copies`] are what it does with its plugin, [`looked`] what it
+//! finds after a change that was cut off, [`ledger`] what it has under way. Rows that it refuses are found by [`isolate`], in a copy that
 //! the plugin does not survive by [`doubt`], and kept by [`refused`], with what
 //! [`quarantine`] makes of later changes. [`drain`] brings a table from the spool to the
 //! stream, [`copier`] and [`copy_run`] from nothing to the spool. [`checkpoint`] stores
@@ -39,6 +39,7 @@ mod lag;
 mod lane;
 mod launch;
 mod ledger;
+mod looked;
 mod marks;
 pub mod members;
 mod membership;

@@ -30,6 +30,9 @@ pub enum Gate {
     Release,
     /// The operator's word on what an interrupted change left behind.
     Settle,
+    /// The plugin's consent: it has refused the change, and is asked again when the operator
+    /// says so.
+    Check,
 }
 
 impl Gate {
@@ -41,6 +44,7 @@ impl Gate {
             Gate::Approval => "approval",
             Gate::Release => "release",
             Gate::Settle => "settle",
+            Gate::Check => "check",
         }
     }
 }

@@ -5,7 +5,7 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::table::{Column, Origin, TableName, TableSchema};
+use super::table::{Column, Origin, TableSchema};
 use super::wire::column_to_wire;
 use crate::wire;
 
@@ -81,26 +81,20 @@ pub struct Step {
 }
 
 impl SchemaChange {
-    /// The whole change as a plugin sees it.
-    pub fn to_wire(&self, target: &TableName, mode: &str, settings: &str) -> wire::SchemaChange {
-        self.steps_to_wire(0..self.steps.len(), target, mode, settings)
-    }
-
     /// Some of the steps as a change of its own, from the table before the first of
     /// them to the table after the last: one step of a plan that is run step by step,
-    /// or what an interruption left. Steps beyond the last are not there.
+    /// or what an interruption left. Steps beyond the last are not there. `table`: a
+    /// version as the plugin is told of it, which a rename may take to another place.
     pub fn steps_to_wire(
         &self,
         steps: Range<usize>,
-        target: &TableName,
-        mode: &str,
-        settings: &str,
+        table: impl Fn(&TableSchema) -> wire::Table,
     ) -> wire::SchemaChange {
         let end = steps.end.min(self.steps.len());
         let start = steps.start.min(end);
         wire::SchemaChange {
-            before: state_after(self, start).to_wire(target, mode, settings),
-            after: state_after(self, end).to_wire(target, mode, settings),
+            before: table(&state_after(self, start)),
+            after: table(&state_after(self, end)),
             steps: self.steps[start..end].iter().map(step_to_wire).collect(),
         }
     }

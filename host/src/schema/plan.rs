@@ -371,20 +371,37 @@ mod tests {
     #[test]
     fn a_part_of_a_change_leads_from_the_table_before_it_to_the_table_after_it() {
         let change = planned(names(&["a", "b"]), names(&["b", "a", "c"]));
-        let target = TableName::new("mirror", "t");
-        let part = change.steps_to_wire(1..3, &target, "merge", "{}");
+        let wire = |schema: &TableSchema| schema.to_wire(&TableName::new("mirror", &schema.name.name), "merge", "{}");
+        let part = change.steps_to_wire(1..3, wire);
         let columns =
             |table: &crate::wire::Table| table.columns.iter().map(|column| column.name.clone()).collect::<Vec<_>>();
         assert_eq!(columns(&part.before), ["tidegate_rename_0", "b"]);
         assert_eq!(columns(&part.after), ["b", "a"]);
         assert_eq!(part.steps.len(), 2);
-        let whole = change.to_wire(&target, "merge", "{}");
+        let whole = change.steps_to_wire(0..change.steps.len(), wire);
         assert_eq!(
             (columns(&whole.before), columns(&whole.after)),
             (vec!["a".into(), "b".into()], vec!["b".into(), "a".into(), "c".into()])
         );
         assert_eq!(whole.steps.last().unwrap().kind, "add-column");
-        assert_eq!(change.steps_to_wire(9..12, &target, "merge", "{}").steps.len(), 0);
+        assert_eq!(change.steps_to_wire(9..12, wire).steps.len(), 0);
+    }
+
+    #[test]
+    fn a_table_that_is_renamed_goes_from_its_place_of_before_to_that_of_its_new_name() {
+        let before = table(names(&["a", "b"]));
+        let mut after = table(names(&["a", "z"]));
+        after.name = TableName::new("public", "renamed");
+        let change = plan(Arc::new(before.clone()), Arc::new(after));
+        let wire = |schema: &TableSchema| schema.to_wire(&schema.name, "merge", "{}");
+        let places = |steps| {
+            let part = change.steps_to_wire(steps, wire);
+            [part.before, part.after].map(|table| (table.source.name.clone(), table.target.name.clone()))
+        };
+        let (old, new) = (before.name.name.as_str(), "renamed");
+        let both = |name: &str| (name.to_owned(), name.to_owned());
+        assert_eq!(places(0..1), [both(old), both(old)], "columns change where the table is");
+        assert_eq!(places(1..2), [both(old), both(new)]);
     }
 
     /// A table that knows names and what was done to them, not plans.

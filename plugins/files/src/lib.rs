@@ -68,6 +68,8 @@ impl Destination for Files {
             "drop-default",
             "set-not-null",
             "drop-not-null",
+            "rename-table",
+            "change-key",
         ];
         capability::with_steps(&steps, &[capability::CHANGES, capability::ADD_DEFAULT_METADATA])
     }
@@ -122,9 +124,9 @@ impl Destination for Files {
 
     fn inspect_table(&mut self, table: &Table) -> Result<Option<PhysicalTable>, Failure> {
         let directory = naming::directory(&table.target);
-        let Some((snapshot, lines)) = self.store.schema(&directory) else { return Ok(None) };
-        let snapshot = snapshot.parse().or_permanent("files.manifest", "the manifest")?;
-        Ok(Some(physical::physical_table(&self.path, &directory, lines, snapshot)))
+        let Some(known) = self.store.schema(&directory) else { return Ok(None) };
+        let snapshot = known.snapshot.parse().or_permanent("files.manifest", "the manifest")?;
+        Ok(Some(physical::physical_table(&self.path, &directory, &known.columns, snapshot)))
     }
 
     fn attach_table(&mut self, table: &Table) -> Result<Option<Position>, Failure> {
@@ -144,12 +146,13 @@ impl Destination for Files {
 
     fn check_schema(&mut self, change: &SchemaChange) -> Result<Vec<Notice>, Failure> {
         check_names(&change.after)?;
+        self.store.check_place(&change.before, &change.after)?;
         Ok(Vec::new())
     }
 
     fn apply_schema(&mut self, change: &SchemaChange) -> Result<Vec<Notice>, Failure> {
         check_names(&change.after)?;
-        self.store.change_schema(&change.after)?;
+        self.store.change_schema(&change.before, &change.after)?;
         Ok(Vec::new())
     }
 

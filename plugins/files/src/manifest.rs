@@ -1,9 +1,9 @@
 //! The manifest: one JSON line for each event, in order, synced before the event
 //! counts.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{File, OpenOptions};
-use std::io::{self, BufRead, BufReader, Seek, SeekFrom, Write};
+use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -65,6 +65,9 @@ pub(crate) enum Event {
         key: Vec<String>,
         columns: Vec<ColumnLine>,
     },
+    /// The table is called so from here on: everything that was said of `from`, which stays
+    /// where it is, was said of it.
+    Rename { table: String, from: String },
     /// A copy begins: once it is finished, nothing before this line counts.
     BeginCopy { table: String, run: String, snapshot: String },
     /// The copy is whole, and stands at this position.
@@ -109,10 +112,21 @@ pub(crate) struct Run {
 /// What the manifest says of a table.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Known {
-    /// Snapshot and columns of its last schema.
-    pub schema: Option<(String, Vec<ColumnLine>)>,
+    /// Its last schema.
+    pub schema: Option<SchemaLine>,
     /// Its last copy.
     pub run: Option<Run>,
+    /// Where files of it may be: under its name, and those that it had.
+    pub directories: BTreeSet<String>,
+}
+
+/// A version of a table.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct SchemaLine {
+    pub snapshot: String,
+    /// Names of the columns that name a row.
+    pub key: Vec<String>,
+    pub columns: Vec<ColumnLine>,
 }
 
 /// The open manifest and what it says.
@@ -189,6 +203,31 @@ impl Manifest {
         self.tables.get(directory)
     }
 
+    /// The directories that files of a table may be in, and whether others have files there.
+    pub(crate) fn directories(&self, directory: &str) -> Vec<(String, bool)> {
+        let own = self.tables.get(directory).map(|known| known.directories.clone()).unwrap_or_default();
+        let others = || self.tables.iter().filter(|(name, _)| *name != directory).map(|(_, known)| known);
+        let is_shared = |place: &String| others().any(|known| known.directories.contains(place));
+        own.into_iter().chain([directory.to_owned()]).map(|place| (place.clone(), is_shared(&place))).collect()
+    }
+
+    /// All files of a table, wherever they are, as the lines name them.
+    pub(crate) fn files(&self, directory: &str) -> io::Result<Vec<String>> {
+        let mut files: BTreeMap<String, Vec<String>> = BTreeMap::new();
+        for line in BufReader::new(File::open(&self.path)?).take(self.end).lines() {
+            match serde_json::from_str::<Line>(&line?)?.event {
+                Event::File { table, file, .. } => files.entry(table).or_default().push(file),
+                Event::Rename { table, from } => {
+                    let moved = files.remove(&from).unwrap_or_default();
+                    files.insert(table, moved);
+                }
+                Event::Drop { table } => drop(files.remove(&table)),
+                _ => {}
+            }
+        }
+        Ok(files.remove(directory).unwrap_or_default())
+    }
+
     /// Files of copies that were begun again, to be removed; forgets them.
     pub(crate) fn take_superseded(&mut self) -> Vec<String> {
         std::mem::take(&mut self.superseded)
@@ -217,8 +256,13 @@ impl Manifest {
 fn fold(tables: &mut BTreeMap<String, Known>, superseded: &mut Vec<String>, event: Event) {
     match event {
         Event::Head { .. } => {}
-        Event::Schema { table, snapshot, columns, .. } => {
-            tables.entry(table).or_default().schema = Some((snapshot, columns));
+        Event::Schema { table, snapshot, key, columns, .. } => {
+            tables.entry(table).or_default().schema = Some(SchemaLine { snapshot, key, columns });
+        }
+        Event::Rename { table, from } => {
+            if let Some(known) = tables.remove(&from) {
+                tables.insert(table, known);
+            }
         }
         Event::BeginCopy { table, run, .. } => {
             let known = tables.entry(table).or_default();
@@ -233,7 +277,8 @@ fn fold(tables: &mut BTreeMap<String, Known>, superseded: &mut Vec<String>, even
             known.run = Some(Run { id, finished: true, ..Run::default() });
         }
         Event::File { table, file, run, batches, .. } => {
-            let known = tables.entry(table).or_default();
+            let known = tables.entry(table.clone()).or_default();
+            known.directories.insert(table);
             if let Some(current) = known.run.as_mut().filter(|current| Some(&current.id) == run.as_ref()) {
                 current.files.push(file);
                 current.batches.extend(batches);

@@ -11,7 +11,7 @@ use tidegate_sdk::prelude::*;
 
 use crate::changes::Changes;
 use crate::config::{Compression, Format};
-use crate::manifest::{ColumnLine, Event, Manifest};
+use crate::manifest::{Event, Manifest, SchemaLine};
 use crate::naming;
 use crate::pending::{Encoded, Pending, Tag};
 use crate::physical::Layout;
@@ -90,10 +90,9 @@ impl Store {
         }
     }
 
-    /// Snapshot and columns of a table, as the manifest has them.
-    pub(crate) fn schema(&self, directory: &str) -> Option<(&str, &[ColumnLine])> {
-        let (snapshot, columns) = self.manifest.table(directory)?.schema.as_ref()?;
-        Some((snapshot, columns))
+    /// The last version of a table, as the manifest has it.
+    pub(crate) fn schema(&self, directory: &str) -> Option<&SchemaLine> {
+        self.manifest.table(directory)?.schema.as_ref()
     }
 
     /// Takes a table under its version, without a word in the manifest.
@@ -138,17 +137,19 @@ impl Store {
         let table = &layout.table;
         let directory = naming::directory(&table.target);
         let snapshot = table.snapshot.to_string();
-        let columns = layout.lines();
-        if self.schema(&directory).is_some_and(|(known, lines)| known == snapshot && lines == columns) {
+        let key: Vec<String> = table.key_columns().map(|column| column.name.clone()).collect();
+        let line = SchemaLine { snapshot, key, columns: layout.lines() };
+        if self.schema(&directory) == Some(&line) {
             return Ok(());
         }
+        let SchemaLine { snapshot, key, columns } = line;
         let name = |name: &TableName| (name.schema.clone(), name.name.clone());
         self.append(Event::Schema {
             table: directory,
             source: name(&table.source),
             target: name(&table.target),
             snapshot,
-            key: table.key_columns().map(|column| column.name.clone()).collect(),
+            key,
             columns,
         })
     }
@@ -199,9 +200,25 @@ impl Store {
         Ok(())
     }
 
-    /// A new version of the table: a new file begins with its columns.
-    pub(crate) fn change_schema(&mut self, after: &Table) -> Result<(), Failure> {
+    /// Whether the table may go where it goes after a change.
+    pub(crate) fn check_place(&self, before: &Table, after: &Table) -> Result<(), Failure> {
+        let (from, to) = (naming::directory(&before.target), naming::directory(&after.target));
+        if from == to || self.manifest.table(&from).is_none() || self.manifest.table(&to).is_none() {
+            return Ok(());
+        }
+        let message =
+            format!("{} is to become {to}, and there is a log of that name. Map it to another name", before.source);
+        Err(Failure::permanent("name-collision", message).of_table(after.id))
+    }
+
+    /// A new version of the table: a new file begins with its columns, under its name.
+    pub(crate) fn change_schema(&mut self, before: &Table, after: &Table) -> Result<(), Failure> {
         self.roll(after.id)?;
+        self.check_place(before, after)?;
+        let (from, table) = (naming::directory(&before.target), naming::directory(&after.target));
+        if from != table && self.manifest.table(&from).is_some() {
+            self.append(Event::Rename { table, from })?;
+        }
         self.attach(after)?;
         self.announce(&Layout::new(after))
     }
@@ -337,16 +354,28 @@ impl Store {
     pub(crate) fn drop_table(&mut self, table: &Table) -> Result<(), Failure> {
         self.tables.remove(&table.id);
         let directory = naming::directory(&table.target);
+        let failed = |error: io::Error| {
+            let message = format!("cannot remove {directory}: {error}");
+            Failure::transient("files.drop", message).of_table(table.id)
+        };
+        let places = self.manifest.directories(&directory);
+        // Files that stand among those of others; read before nothing names them any more.
+        let shared = match places.iter().any(|(_, shared)| *shared) {
+            true => self.manifest.files(&directory).map_err(failed)?,
+            false => Vec::new(),
+        };
         if self.manifest.table(&directory).is_some() {
             self.append(Event::Drop { table: directory.clone() })?;
         }
-        match fs::remove_dir_all(self.root.join(&directory)) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                let message = format!("cannot remove {directory}: {error}");
-                Err(Failure::transient("files.drop", message).of_table(table.id))
+        let removed = shared.iter().map(|file| fs::remove_file(self.root.join(file)));
+        let whole = places.iter().filter(|(_, shared)| !shared);
+        for result in removed.chain(whole.map(|(place, _)| fs::remove_dir_all(self.root.join(place)))) {
+            match result {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
+                _ => {}
             }
-            _ => Ok(()),
         }
+        Ok(())
     }
 }
 

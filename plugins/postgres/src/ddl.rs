@@ -4,6 +4,7 @@ use tidegate_sdk::model::{Column, Failure, FailureScope, Notice, PhysicalColumn,
 
 use crate::connect::Stream;
 use crate::error::of_table;
+use crate::moves;
 use crate::protocol::Answer;
 use crate::session::Session;
 use crate::settings::Settings;
@@ -13,7 +14,7 @@ use crate::transaction::{Origin, Transaction};
 use crate::types;
 
 /// Step kinds that `step` knows: the plugin's capabilities.
-pub const STEPS: [&str; 8] = [
+pub const STEPS: [&str; 10] = [
     "add-column",
     "drop-column",
     "rename-column",
@@ -22,6 +23,8 @@ pub const STEPS: [&str; 8] = [
     "drop-default",
     "set-not-null",
     "drop-not-null",
+    "rename-table",
+    "change-key",
 ];
 
 /// What is at a table's place.
@@ -150,84 +153,158 @@ pub fn apply<S: Stream>(
     settings: &Settings,
     change: &SchemaChange,
 ) -> Result<(), Failure> {
-    let after = Target::new(&change.after, settings)?;
-    let before = Target::new(&change.before, settings)?;
-    if after.quoted != before.quoted {
-        return Err(of_table(
-            after.id,
-            "unsupported",
-            format!("{} would have to be renamed to {}. Resync the table", before.shown(), after.shown()),
-        ));
-    }
-    let answers = tx.query(&look(&after), after.id)?;
-    let Some(found) = found(&after, &answers)? else {
-        return Err(of_table(
-            after.id,
-            "resync-needed",
-            format!("{} is gone at the destination. Resync the table", after.shown()),
-        ));
-    };
-    let mut names: Vec<PhysicalColumn> = found.columns;
-    let origin = Origin { table: Some(after.id), ..Origin::default() };
-    tx.add(&crate::merge::drop_stage(after.id), origin)?;
+    let ends = Ends::new(change, settings)?;
+    let id = ends.after.id;
+    let mut names = ends.columns(&tx.query(&look(&ends.before), id)?)?;
+    let origin = Origin { table: Some(id), ..Origin::default() };
+    tx.add(&crate::merge::drop_stage(id), origin)?;
     for step in &change.steps {
-        let done = statement(&after, step, &mut names).and_then(|sql| match sql {
-            Some(sql) => {
-                tx.add(&format!("ALTER TABLE {} {sql}", after.quoted), origin)?;
+        let run = ends.statements(step, false, &mut names, &mut |sql| tx.query(sql, id)).and_then(|statements| {
+            statements.iter().try_for_each(|sql| {
+                tx.add(sql, origin)?;
                 tx.send()
-            }
-            None => Ok(()),
+            })
         });
-        done.map_err(|failure| of_step(failure, &after, step))?;
+        run.map_err(|failure| ends.of_step(failure, step))?;
     }
     tx.send()?;
-    tx.forget_staged(after.id);
+    tx.forget_staged(id);
     Ok(())
 }
 
-/// A step that rows stand in the way of is the table's failure, not theirs.
-fn of_step(mut failure: Failure, target: &Target, step: &SchemaStep) -> Failure {
-    if failure.scope == FailureScope::Row {
-        failure.scope = FailureScope::Table;
-        failure.table_id = Some(target.id);
-        failure.rows.clear();
-    }
-    let column = step.after.as_ref().or(step.before.as_ref()).map_or("", |column| column.name.as_str());
-    failure.message = format!("{}: {} {column}: {}", target.shown(), step.kind, failure.message);
-    failure
+/// A table as a change begins with it and as it leaves it.
+struct Ends {
+    before: Target,
+    after: Target,
 }
 
-/// What ALTER TABLE is to do for a step, given the columns that are there, which are
-/// kept up. None: it is done.
-fn statement(target: &Target, step: &SchemaStep, there: &mut Vec<PhysicalColumn>) -> Result<Option<String>, Failure> {
-    let place = |there: &[PhysicalColumn], column: &Column| there.iter().position(|one| one.name == column.name);
-    match (step.kind.as_str(), &step.before, &step.after) {
-        ("add-column", _, Some(column)) => add(target, column, there),
-        ("drop-column", Some(column), _) => {
-            let Some(index) = place(there, column) else { return Ok(None) };
-            there.remove(index);
-            Ok(Some(format!("DROP COLUMN {}", ident(&column.name))))
-        }
-        ("rename-column", Some(from), Some(to)) => match (place(there, from), place(there, to)) {
-            (Some(index), None) => {
-                there[index].name = to.name.clone();
-                Ok(Some(format!("RENAME COLUMN {} TO {}", ident(&from.name), ident(&to.name))))
+impl Ends {
+    fn new(change: &SchemaChange, settings: &Settings) -> Result<Ends, Failure> {
+        Ok(Ends { before: Target::new(&change.before, settings)?, after: Target::new(&change.after, settings)? })
+    }
+
+    /// The columns that are there.
+    fn columns(&self, looked: &[Answer]) -> Result<Vec<PhysicalColumn>, Failure> {
+        let gone = || {
+            let message = format!("{} is gone at the destination. Resync the table", self.before.shown());
+            of_table(self.before.id, "resync-needed", message)
+        };
+        Ok(found(&self.before, looked)?.ok_or_else(gone)?.columns)
+    }
+
+    /// What to run for a step, given the columns that are there, which are kept up. Nothing:
+    /// it is done. The table is where it was until its last step. `asked`: of the steps before
+    /// it none was run.
+    fn statements(
+        &self,
+        step: &SchemaStep,
+        asked: bool,
+        there: &mut Vec<PhysicalColumn>,
+        query: moves::Query<'_>,
+    ) -> Result<Vec<String>, Failure> {
+        match step.kind.as_str() {
+            "rename-table" => moves::rename(&self.before, &self.after, query),
+            "change-key" => moves::change_key(&self.before, &self.after, asked, query),
+            _ => {
+                let sql = self.statement(step, there)?;
+                Ok(sql.into_iter().map(|sql| format!("ALTER TABLE {} {sql}", self.before.quoted)).collect())
             }
-            (None, Some(_)) => Ok(None),
-            (Some(_), Some(_)) => {
-                Err(of_table(target.id, "name-collision", format!("a column {} is there already", to.name)))
-            }
-            (None, None) => Err(of_table(target.id, "postgres.no-column", format!("there is no column {}", from.name))),
-        },
-        (_, before, Some(after)) => {
-            let named = [Some(after), before.as_ref()].into_iter().flatten().find_map(|column| place(there, column));
-            let Some(index) = named else {
-                return Err(of_table(target.id, "postgres.no-column", format!("there is no column {}", after.name)));
-            };
-            let name = ident(&there[index].name);
-            alter(target, step, &name, before.as_ref(), after)
         }
-        _ => Err(unknown(target, step)),
+    }
+
+    /// A step that rows stand in the way of is the table's failure, not theirs.
+    fn of_step(&self, mut failure: Failure, step: &SchemaStep) -> Failure {
+        if failure.scope == FailureScope::Row {
+            failure.scope = FailureScope::Table;
+            failure.table_id = Some(self.after.id);
+            failure.rows.clear();
+            if step.kind == "change-key" {
+                failure = moves::not_a_key(&self.after, &failure.message);
+            }
+        }
+        let column = step.after.as_ref().or(step.before.as_ref()).map_or("", |column| column.name.as_str());
+        let what = format!("{} {column}", step.kind);
+        failure.message = format!("{}: {}: {}", self.before.shown(), what.trim_end(), failure.message);
+        failure
+    }
+
+    /// Whether a column names rows at either end.
+    fn is_key(&self, ordinal: u16) -> bool {
+        let of = |target: &Target| target.key.iter().any(|&index| target.columns[index].ordinal == ordinal);
+        of(&self.before) || of(&self.after)
+    }
+
+    /// What ALTER TABLE is to do for a step of a column.
+    fn statement(&self, step: &SchemaStep, there: &mut Vec<PhysicalColumn>) -> Result<Option<String>, Failure> {
+        let target = &self.after;
+        let place = |there: &[PhysicalColumn], column: &Column| there.iter().position(|one| one.name == column.name);
+        match (step.kind.as_str(), &step.before, &step.after) {
+            ("add-column", _, Some(column)) => add(target, column, there),
+            ("drop-column", Some(column), _) => {
+                let Some(index) = place(there, column) else { return Ok(None) };
+                there.remove(index);
+                Ok(Some(format!("DROP COLUMN {}", ident(&column.name))))
+            }
+            ("rename-column", Some(from), Some(to)) => match (place(there, from), place(there, to)) {
+                (Some(index), None) => {
+                    there[index].name = to.name.clone();
+                    Ok(Some(format!("RENAME COLUMN {} TO {}", ident(&from.name), ident(&to.name))))
+                }
+                (None, Some(_)) => Ok(None),
+                (Some(_), Some(_)) => {
+                    Err(of_table(target.id, "name-collision", format!("a column {} is there already", to.name)))
+                }
+                (None, None) => {
+                    Err(of_table(target.id, "postgres.no-column", format!("there is no column {}", from.name)))
+                }
+            },
+            (_, before, Some(after)) => {
+                let named =
+                    [Some(after), before.as_ref()].into_iter().flatten().find_map(|column| place(there, column));
+                let Some(index) = named else {
+                    return Err(of_table(
+                        target.id,
+                        "postgres.no-column",
+                        format!("there is no column {}", after.name),
+                    ));
+                };
+                let name = ident(&there[index].name);
+                self.alter(step, &name, before.as_ref(), after)
+            }
+            _ => Err(unknown(target, step)),
+        }
+    }
+
+    fn alter(
+        &self,
+        step: &SchemaStep,
+        name: &str,
+        before: Option<&Column>,
+        after: &Column,
+    ) -> Result<Option<String>, Failure> {
+        let default = after.default_literal.as_ref().map(|default| literal(&default.text));
+        Ok(Some(match step.kind.as_str() {
+            "set-default" => match default {
+                Some(default) => format!("ALTER COLUMN {name} SET DEFAULT {default}"),
+                None => format!("ALTER COLUMN {name} DROP DEFAULT"),
+            },
+            "drop-default" => format!("ALTER COLUMN {name} DROP DEFAULT"),
+            "set-not-null" => format!("ALTER COLUMN {name} SET NOT NULL"),
+            // The key's columns are never null; those of another one are let go with it.
+            "drop-not-null" if self.is_key(after.ordinal) => return Ok(None),
+            "drop-not-null" => format!("ALTER COLUMN {name} DROP NOT NULL"),
+            "alter-type" => {
+                let wanted = types::physical(after);
+                // The source's own ALTER, without USING, went by the assignment cast too;
+                // where one end is text in place of the type, only the text is known.
+                let native = before.is_none_or(types::is_native) && types::is_native(after);
+                let using = if native { String::new() } else { format!(" USING {name}::text::{wanted}") };
+                let keep =
+                    default.map(|default| format!(", ALTER COLUMN {name} SET DEFAULT {default}")).unwrap_or_default();
+                format!("ALTER COLUMN {name} DROP DEFAULT, ALTER COLUMN {name} TYPE {wanted}{using}{keep}")
+            }
+            _ => return Err(unknown(&self.after, step)),
+        }))
     }
 }
 
@@ -249,40 +326,6 @@ fn add(target: &Target, column: &Column, there: &mut Vec<PhysicalColumn>) -> Res
     }
 }
 
-fn alter(
-    target: &Target,
-    step: &SchemaStep,
-    name: &str,
-    before: Option<&Column>,
-    after: &Column,
-) -> Result<Option<String>, Failure> {
-    let default = after.default_literal.as_ref().map(|default| literal(&default.text));
-    Ok(Some(match step.kind.as_str() {
-        "set-default" => match default {
-            Some(default) => format!("ALTER COLUMN {name} SET DEFAULT {default}"),
-            None => format!("ALTER COLUMN {name} DROP DEFAULT"),
-        },
-        "drop-default" => format!("ALTER COLUMN {name} DROP DEFAULT"),
-        "set-not-null" => format!("ALTER COLUMN {name} SET NOT NULL"),
-        // The key's columns are never null.
-        "drop-not-null" if target.key.iter().any(|&index| target.columns[index].ordinal == after.ordinal) => {
-            return Ok(None);
-        }
-        "drop-not-null" => format!("ALTER COLUMN {name} DROP NOT NULL"),
-        "alter-type" => {
-            let wanted = types::physical(after);
-            // The source's own ALTER, without USING, went by the assignment cast too;
-            // where one end is text in place of the type, only the text is known.
-            let native = before.is_none_or(types::is_native) && types::is_native(after);
-            let using = if native { String::new() } else { format!(" USING {name}::text::{wanted}") };
-            let keep =
-                default.map(|default| format!(", ALTER COLUMN {name} SET DEFAULT {default}")).unwrap_or_default();
-            format!("ALTER COLUMN {name} DROP DEFAULT, ALTER COLUMN {name} TYPE {wanted}{using}{keep}")
-        }
-        _ => return Err(unknown(target, step)),
-    }))
-}
-
 fn unknown(target: &Target, step: &SchemaStep) -> Failure {
     of_table(
         target.id,
@@ -297,38 +340,37 @@ pub fn describe<S: Stream>(
     settings: &Settings,
     change: &SchemaChange,
 ) -> Result<Vec<Notice>, Failure> {
-    let after = Target::new(&change.after, settings)?;
-    let answers = session.query(&look(&after), "look at the table", Some(after.id))?;
-    let Some(found) = found(&after, &answers)? else {
-        return Err(of_table(
-            after.id,
-            "resync-needed",
-            format!("{} is gone at the destination. Resync the table", after.shown()),
-        ));
-    };
-    let mut there = found.columns;
+    const WHAT: &str = "look at the table";
+    let ends = Ends::new(change, settings)?;
+    let id = ends.after.id;
+    let mut there = ends.columns(&session.query(&look(&ends.before), WHAT, Some(id))?)?;
     let mut notices = Vec::new();
     for step in &change.steps {
-        let sql = statement(&after, step, &mut there).map_err(|failure| of_step(failure, &after, step))?;
-        let Some(sql) = sql else { continue };
-        let (level, cost) = match step.kind.as_str() {
-            "alter-type" => ("warning", "may rewrite the table, under an exclusive lock"),
-            "set-not-null" => ("info", "reads the whole table, under an exclusive lock"),
-            "drop-column" => ("warning", "drops the column's values"),
-            "add-column"
-                if step.after.as_ref().is_some_and(|column| !column.nullable && column.default_literal.is_none()) =>
-            {
-                ("warning", "fails if the table holds rows: the column is NOT NULL and has no literal default")
-            }
-            _ => ("info", "changes the catalog only"),
-        };
-        let message = format!("ALTER TABLE {} {sql}: {cost}", after.quoted);
-        notices.push(Notice {
+        let statements = ends
+            .statements(step, true, &mut there, &mut |sql| session.query(sql, WHAT, Some(id)))
+            .map_err(|failure| ends.of_step(failure, step))?;
+        let (level, cost) = cost(step);
+        notices.extend(statements.into_iter().map(|sql| Notice {
             level: level.to_owned(),
-            table_id: Some(after.id),
+            table_id: Some(id),
             code: format!("postgres.{}", step.kind),
-            message,
-        });
+            message: format!("{sql}: {cost}"),
+        }));
     }
     Ok(notices)
+}
+
+fn cost(step: &SchemaStep) -> (&'static str, &'static str) {
+    match step.kind.as_str() {
+        "alter-type" => ("warning", "may rewrite the table, under an exclusive lock"),
+        "change-key" => ("warning", "reads the whole table and builds a unique index, under an exclusive lock"),
+        "set-not-null" => ("info", "reads the whole table, under an exclusive lock"),
+        "drop-column" => ("warning", "drops the column's values"),
+        "add-column"
+            if step.after.as_ref().is_some_and(|column| !column.nullable && column.default_literal.is_none()) =>
+        {
+            ("warning", "fails if the table holds rows: the column is NOT NULL and has no literal default")
+        }
+        _ => ("info", "changes the catalog only"),
+    }
 }

@@ -2,7 +2,7 @@
 //!
 //! Which file does what: `mirror` is the contract, call by call; `transaction` and
 //! `session` stand between it and `protocol`, the client; `merge` and `cells` write rows,
-//! `ddl` tables, `metadata` what is stored beside them. All of it is generic over
+//! `ddl` and `moves` change tables, `metadata` what is stored beside them. All of it is generic over
 //! `connect`, where connections and secrets come from, so that native tests run the
 //! same code against a real server.
 
@@ -14,6 +14,7 @@ mod error;
 mod merge;
 mod metadata;
 pub mod mirror;
+mod moves;
 mod preflight;
 mod protocol;
 mod session;

@@ -258,6 +258,18 @@ impl Metadata {
         )
     }
 
+    /// Stores where the table is now. Nothing else is there any more.
+    pub fn set_place(&self, target: &Target) -> String {
+        let (schema, name) = (literal(&target.schema), literal(&target.name));
+        format!(
+            "DELETE FROM {position} WHERE {ours} AND table_id <> {id} AND target_schema = {schema} AND target_name = {name}; \
+             UPDATE {position} SET target_schema = {schema}, target_name = {name} WHERE {ours} AND table_id = {id}",
+            position = self.position,
+            ours = self.ours,
+            id = target.id
+        )
+    }
+
     /// Forgets a table.
     pub fn forget(&self, table: u32) -> String {
         format!(

@@ -161,15 +161,19 @@ impl<C: Connector> Mirror<C> {
     /// All steps and the snapshot id in one transaction.
     pub fn apply_schema(&mut self, change: &SchemaChange) -> Result<Vec<Notice>, Failure> {
         let target = Target::new(&change.after, &self.settings)?;
+        let before = Target::new(&change.before, &self.settings)?;
         self.call(|mirror, session| {
             let (mut tx, stored) = Transaction::begin(session, mirror.metadata, &[target.id], "change a table")?;
-            let stored = writable(mirror.metadata, &stored, &target)?;
+            // It is where it was until all of the change is done.
+            let is_done = stored.iter().any(|stored| is_at(stored, &target) && stored.snapshot >= target.snapshot);
+            let stored = writable(mirror.metadata, &stored, if is_done { &target } else { &before })?;
             if stored.snapshot < target.snapshot {
+                let origin = Origin { table: Some(target.id), ..Origin::default() };
                 ddl::apply(&mut tx, mirror.settings, change)?;
-                tx.add(
-                    &mirror.metadata.set_snapshot(target.id, target.snapshot),
-                    Origin { table: Some(target.id), ..Origin::default() },
-                )?;
+                if !is_at(stored, &target) {
+                    tx.add(&mirror.metadata.set_place(&target), origin)?;
+                }
+                tx.add(&mirror.metadata.set_snapshot(target.id, target.snapshot), origin)?;
             }
             tx.commit()
         })?;

@@ -93,6 +93,38 @@ fn an_end_torn_at_any_byte_of_the_last_transaction_is_cut_behind_the_one_before(
 }
 
 #[test]
+fn what_waits_is_counted_from_the_files_as_far_as_it_is_committed_and_counts() {
+    let directory = TempDir::new().unwrap();
+    let counted = |after: Option<(Lsn, u64)>, budget: u64| {
+        let (counts, whole) = count(directory.path(), &[(1, after), (7, None)], budget).unwrap();
+        assert_eq!(counts[1], Waiting::default(), "nobody else's");
+        (counts[0].rows, counts[0].bytes, whole)
+    };
+    assert_eq!(counted(None, u64::MAX), (0, 0, true));
+    let spool = open(&directory, SMALL);
+    for at in 1..=100 {
+        transaction(&spool, at * 1000);
+    }
+    change(&spool, 1, 200_000, 199_000, "of an open transaction");
+    spool.sync().unwrap();
+    assert!(files(&directory).len() > 3);
+    let bytes = |from: u64| (from..=100).map(|at| format!("change 1 {}", at * 1000).len() as u64).sum::<u64>();
+    assert_eq!(counted(None, u64::MAX), (100, bytes(1), true));
+    assert_eq!(counted(Some((Lsn(40_000), u64::MAX)), u64::MAX), (60, bytes(41), true));
+    let (rows, _, whole) = counted(None, 3_000);
+    assert!(!whole && (1..100).contains(&rows), "{rows}");
+    // What comes again counts once.
+    spool.rewind(Lsn(91_000)).unwrap();
+    spool.sync().unwrap();
+    assert_eq!(counted(None, u64::MAX).0, 90);
+    for at in 91..=100 {
+        transaction(&spool, at * 1000);
+    }
+    spool.sync().unwrap();
+    assert_eq!(counted(None, u64::MAX), (100, bytes(1), true));
+}
+
+#[test]
 fn a_flipped_bit_in_what_was_synced_is_refused_with_file_and_offset() {
     let directory = TempDir::new().unwrap();
     let spool = open(&directory, SpoolOptions::default());

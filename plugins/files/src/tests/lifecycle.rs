@@ -209,6 +209,68 @@ fn a_schema_change_begins_a_new_file() {
     assert_eq!(place.events("file")[1]["snapshot"], "25:0");
 }
 
+/// The rename that makes `after` of `before`, as the host sends it.
+fn renamed(before: &Table, after: &Table) -> SchemaChange {
+    let step = SchemaStep { kind: "rename-table".to_owned(), before: None, after: None };
+    SchemaChange { before: before.clone(), after: after.clone(), steps: vec![step] }
+}
+
+#[test]
+fn a_renamed_table_begins_a_new_file_under_its_new_name_and_keeps_what_it_has() {
+    let place = Place::new();
+    let mut files = place.open(1);
+    let (before, after) = (orders(), table(7, "sales", 25, orders().columns));
+    files.begin_copy(&before, "r1").unwrap();
+    files.write_group(group(1, &before, vec![copy("r1", "b1", order_rows(&[(1, "a")]))])).unwrap();
+    files.finish_copy(&before, "r1", position(5)).unwrap();
+    files.write_group(group(2, &before, vec![changes(20, &[0], order_rows(&[(2, "b")]))])).unwrap();
+    files.check_schema(&renamed(&before, &after)).unwrap();
+    assert!(files.inspect_table(&after).unwrap().is_none(), "asking does nothing");
+    files.apply_schema(&renamed(&before, &after)).unwrap();
+    assert_eq!(files.inspect_table(&before).unwrap(), None);
+    assert_eq!(files.inspect_table(&after).unwrap(), Some(files.render_table(&after).unwrap()));
+    // As after an interruption.
+    drop(files);
+    let mut files = place.open(2);
+    files.apply_schema(&renamed(&before, &after)).unwrap();
+    files.write_group(group(1, &after, vec![changes(30, &[0], order_rows(&[(3, "c")]))])).unwrap();
+    files.flush().unwrap();
+    let kinds: Vec<_> = place.manifest().iter().map(|line| line["kind"].as_str().unwrap().to_owned()).collect();
+    assert_eq!(kinds, ["head", "schema", "begin-copy", "file", "finish-copy", "file", "rename", "schema", "file"]);
+    assert_eq!(place.files("public.orders").len(), 2);
+    assert_eq!(place.files("public.sales").len(), 1);
+
+    // Another table of the old name has its files beside those of before, and each goes alone.
+    let other = Table { id: 8, ..orders() };
+    files.begin_copy(&other, "r2").unwrap();
+    files.write_group(group(2, &other, vec![copy("r2", "b1", order_rows(&[(9, "z")]))])).unwrap();
+    files.finish_copy(&other, "r2", position(35)).unwrap();
+    assert_eq!(place.files("public.orders").len(), 3);
+    let back = Table { snapshot: SnapshotId { commit: 40, message: 0 }, ..orders() };
+    assert_eq!(files.check_schema(&renamed(&after, &back)).unwrap_err().code, "name-collision");
+    assert_eq!(files.apply_schema(&renamed(&after, &back)).unwrap_err().code, "name-collision");
+    files.drop_table(&after).unwrap();
+    assert_eq!(place.files("public.orders").len(), 1);
+    assert!(!place.path().join("public.sales").exists());
+    files.drop_table(&other).unwrap();
+    assert!(!place.path().join("public.orders").exists());
+}
+
+#[test]
+fn another_key_is_another_schema_line_though_the_columns_are_the_same() {
+    let place = Place::new();
+    let mut files = place.open(1);
+    files.begin_copy(&orders(), "r1").unwrap();
+    files.finish_copy(&orders(), "r1", position(5)).unwrap();
+    let after = Table { key: vec![2], ..orders() };
+    let step = SchemaStep { kind: "change-key".to_owned(), before: None, after: None };
+    let change = SchemaChange { before: orders(), after, steps: vec![step] };
+    files.apply_schema(&change).unwrap();
+    files.apply_schema(&change).unwrap();
+    let keys: Vec<_> = place.events("schema").iter().map(|line| line["key"].clone()).collect();
+    assert_eq!(keys, [serde_json::json!(["id"]), serde_json::json!([orders().columns[1].name])]);
+}
+
 #[test]
 fn names_that_collide_are_refused() {
     let place = Place::new();

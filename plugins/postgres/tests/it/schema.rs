@@ -1,7 +1,7 @@
 //! Schema changes, step by step and after an interruption.
 
 use postgres::mirror::Mirror;
-use tidegate_sdk::model::{Column, FailureScope, SchemaChange, SchemaStep, SnapshotId, Table};
+use tidegate_sdk::model::{Column, FailureScope, SchemaChange, SchemaStep, SnapshotId, Table, TableName};
 
 use crate::support::rows::*;
 use crate::support::{Native, database, open, server};
@@ -193,11 +193,11 @@ fn a_column_of_the_same_name_and_another_type_is_not_taken_for_ours() {
 fn a_step_that_is_not_known_is_refused_by_name() {
     let db = database("unknown_step");
     let (mut mirror, t) = start(&db);
-    let after = later(&t, t.columns.clone());
-    let change = SchemaChange { before: t, after, steps: vec![step("change-key", None, None)] };
+    let (after, id) = (later(&t, t.columns.clone()), t.columns[0].clone());
+    let change = SchemaChange { before: t, after, steps: vec![step("fold-table", Some(&id), Some(&id))] };
     let failure = mirror.check_schema(&change).unwrap_err();
     assert_eq!(failure.code, "unsupported");
-    assert!(failure.message.contains("change-key"), "{}", failure.message);
+    assert!(failure.message.contains("fold-table"), "{}", failure.message);
 }
 
 #[test]
@@ -214,4 +214,150 @@ fn what_cannot_be_cast_by_the_server_is_cast_through_its_text() {
     mirror.apply_schema(&SchemaChange { before: t, after: after.clone(), steps }).unwrap();
     agree(&mut mirror, &after);
     assert_eq!(server().sql(&db, "SELECT a + 1 FROM t"), "43");
+}
+
+fn at_place(t: &Table, schema: &str, name: &str) -> Table {
+    let target = TableName { schema: schema.to_owned(), name: name.to_owned() };
+    Table { source: target.clone(), target, ..later(t, t.columns.clone()) }
+}
+
+fn renamed(before: &Table, after: &Table) -> SchemaChange {
+    SchemaChange { before: before.clone(), after: after.clone(), steps: vec![step("rename-table", None, None)] }
+}
+
+#[test]
+fn a_renamed_table_goes_to_its_new_place_with_its_rows_and_its_position() {
+    let db = database("renamed");
+    let (mut mirror, mut t) = start(&db);
+    // Another name, another schema that is not there yet, both at once.
+    for (schema, name) in [("public", "t2"), ("moved", "t2"), ("public", "t \"3\"")] {
+        let after = at_place(&t, schema, name);
+        let change = renamed(&t, &after);
+        assert!(!mirror.check_schema(&change).unwrap().is_empty());
+        assert_eq!(mirror.inspect_table(&after).unwrap(), None, "asking does nothing");
+        mirror.apply_schema(&change).unwrap();
+        agree(&mut mirror, &after);
+        assert_eq!(mirror.inspect_table(&t).unwrap(), None);
+        mirror.apply_schema(&change).unwrap();
+        assert_eq!(mirror.attach_table(&after).unwrap(), Some(at(1_001, 0)));
+        t = after;
+    }
+    let rows = [[V("7"), V("y"), V("8")]];
+    let rows: Vec<&[C]> = rows.iter().map(|row| &row[..]).collect();
+    mirror.write_group(&group(2, vec![merged(&t, Some(at(1_002, 0)), &rows, &[], &[])])).unwrap();
+    assert_eq!(server().sql(&db, "SELECT count(*), count(*) FILTER (WHERE a = 'y') FROM \"t \"\"3\"\"\""), "60|1");
+}
+
+#[test]
+fn a_rename_that_the_mapping_hides_does_nothing_and_one_to_a_place_that_is_taken_is_refused() {
+    let db = database("rename_taken");
+    let (mut mirror, t) = start(&db);
+    let hidden = Table { target: t.target.clone(), ..at_place(&t, "public", "elsewhere") };
+    let change = renamed(&t, &hidden);
+    assert_eq!(mirror.check_schema(&change).unwrap(), []);
+    mirror.apply_schema(&change).unwrap();
+    agree(&mut mirror, &hidden);
+    server().sql(&db, "CREATE TABLE taken (id int)");
+    let taken = at_place(&hidden, "public", "taken");
+    let change = renamed(&hidden, &taken);
+    for failure in [mirror.check_schema(&change).unwrap_err(), mirror.apply_schema(&change).unwrap_err()] {
+        assert_eq!((failure.code.as_str(), failure.scope), ("name-collision", FailureScope::Table));
+        assert!(failure.message.contains("public.taken"), "{}", failure.message);
+    }
+    agree(&mut mirror, &hidden);
+}
+
+#[test]
+fn a_rename_that_is_cut_off_is_done_whole_or_not_at_all() {
+    for before_commit in [true, false] {
+        let db = database(if before_commit { "rename_cut_before" } else { "rename_cut_after" });
+        let (mut mirror, faults) = open(&db, 1);
+        let t = table(1, "t", &[1], &["id:int4", "a:text?"]);
+        mirror.begin_copy(&t, "r").unwrap();
+        mirror.finish_copy(&t, "r", at(1_000, 0)).unwrap();
+        let after = at_place(&t, "other", "t2");
+        let change = renamed(&t, &after);
+        match before_commit {
+            true => faults.borrow_mut().cut_before = Some("COMMIT\0"),
+            false => faults.borrow_mut().cut_after = Some("COMMIT\0"),
+        }
+        mirror.apply_schema(&change).unwrap_err();
+        let (is, is_not) = if before_commit { (&t, &after) } else { (&after, &t) };
+        assert_eq!(mirror.inspect_table(is).unwrap(), Some(mirror.render_table(is).unwrap()));
+        assert_eq!(mirror.inspect_table(is_not).unwrap(), None);
+        mirror.apply_schema(&change).unwrap();
+        agree(&mut mirror, &after);
+    }
+}
+
+/// The columns of the primary key, and of other unique indexes.
+fn keys(db: &str) -> String {
+    server().sql(
+        db,
+        "SELECT string_agg(CASE WHEN indisprimary THEN '*' ELSE '' END || regexp_replace(pg_get_indexdef(indexrelid), '.*USING btree ', ''), ' ' ORDER BY indisprimary DESC)
+         FROM pg_index WHERE indrelid = 't'::regclass AND indisunique",
+    )
+}
+
+fn keyed_by(t: &Table, key: &[u16], columns: Vec<Column>) -> Table {
+    Table { key: key.to_vec(), ..later(t, columns) }
+}
+
+#[test]
+fn another_key_takes_the_place_of_the_one_that_merges_went_by() {
+    let db = database("another_key");
+    let (mut mirror, t) = start(&db);
+    server().sql(&db, "UPDATE t SET a = 'a' || id");
+    let change_key = || step("change-key", None, None);
+    // The old key may be null from here on, the new one may not.
+    let loose = Column { nullable: true, ..t.columns[0].clone() };
+    let strict = Column { nullable: false, ..t.columns[1].clone() };
+    let after = keyed_by(&t, &[2], vec![loose.clone(), strict.clone(), t.columns[2].clone()]);
+    let steps = vec![
+        step("drop-not-null", Some(&t.columns[0]), Some(&loose)),
+        step("set-not-null", Some(&t.columns[1]), Some(&strict)),
+        change_key(),
+    ];
+    let change = SchemaChange { before: t.clone(), after: after.clone(), steps };
+    assert!(mirror.check_schema(&change).unwrap().iter().any(|notice| notice.code == "postgres.change-key"));
+    mirror.apply_schema(&change).unwrap();
+    agree(&mut mirror, &after);
+    assert_eq!(keys(&db), "*(a)");
+    let rows = [[N, V("a7"), V("70")], [N, V("new"), V("71")]];
+    let rows: Vec<&[C]> = rows.iter().map(|row| &row[..]).collect();
+    mirror.write_group(&group(2, vec![merged(&after, Some(at(1_002, 0)), &rows, &[], &[])])).unwrap();
+    assert_eq!(
+        server().sql(&db, "SELECT count(*), count(*) FILTER (WHERE id IS NULL), sum(b) FILTER (WHERE b >= 70) FROM t"),
+        "61|2|141"
+    );
+
+    // A unique index that somebody made is used, and one on the same columns stays.
+    server().sql(&db, "CREATE UNIQUE INDEX mine ON t (a, b)");
+    let firm = Column { nullable: false, ..after.columns[2].clone() };
+    let both = keyed_by(&after, &[3, 2], vec![loose, strict, firm.clone()]);
+    let steps = vec![step("set-not-null", Some(&after.columns[2]), Some(&firm)), change_key()];
+    mirror.apply_schema(&SchemaChange { before: after, after: both.clone(), steps }).unwrap();
+    agree(&mut mirror, &both);
+    assert_eq!(keys(&db), "(a, b)");
+    let turned = keyed_by(&both, &[2, 3], both.columns.clone());
+    mirror.apply_schema(&SchemaChange { before: both, after: turned.clone(), steps: vec![change_key()] }).unwrap();
+    agree(&mut mirror, &turned);
+    assert_eq!(keys(&db), "(a, b)");
+}
+
+#[test]
+fn rows_that_a_key_cannot_name_are_refused_before_and_while_it_changes() {
+    for (broken, what) in [("UPDATE t SET a = NULL WHERE id = 3", "null"), ("UPDATE t SET a = 'x'", "(x)")] {
+        let db = database(if what == "null" { "null_in_a_key" } else { "twice_a_key" });
+        let (mut mirror, t) = start(&db);
+        server().sql(&db, &format!("UPDATE t SET a = 'a' || id; {broken}"));
+        let after = keyed_by(&t, &[2], t.columns.clone());
+        let change = SchemaChange { before: t.clone(), after, steps: vec![step("change-key", None, None)] };
+        for failure in [mirror.check_schema(&change).unwrap_err(), mirror.apply_schema(&change).unwrap_err()] {
+            assert_eq!((failure.code.as_str(), failure.scope), ("postgres.not-a-key", FailureScope::Table));
+            assert!(failure.message.contains("\"a\""), "{what}: {}", failure.message);
+        }
+        agree(&mut mirror, &t);
+        assert_eq!(keys(&db), "*(id)");
+    }
 }
