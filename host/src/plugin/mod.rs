@@ -20,13 +20,16 @@ mod limits;
 mod log;
 pub mod net;
 pub mod permissions;
+pub mod pin;
 mod schema_check;
 mod settings;
 #[cfg(test)]
 mod tests;
+pub mod template;
 mod text;
 mod usage;
 mod wasi;
+pub(crate) mod watch;
 
 pub use directory::Directory;
 pub use engine::{EngineOptions, EngineStats, Plugin, PluginEngine};
@@ -34,6 +37,7 @@ pub use host_calls::{Counters, MemoryState, PluginState, StateFuture};
 pub use instance::{CallError, Called, Instance, InstanceOptions};
 pub use limits::{EngineLimits, Limit, Limits};
 pub use permissions::{FileGrant, Grants, GrantsConfig, Missing, NetworkGrant, SecretGrant, SecretSource};
+pub use pin::Pin;
 pub use settings::SettingsSchema;
 pub(crate) use text::clean;
 pub use usage::{FunctionUsage, PluginUsage, Usage, UsageBoard};
