@@ -240,10 +240,10 @@ fn taken_back(bad: &Plugin, good: &Plugin, error: &CallError) -> Error {
     Error::no(
         "plugin.taken-back",
         format!(
-            "version {} ({digest}) failed before it had made a row durable, and version {} is back: {error} ({})",
+            "version {} ({digest}) failed before it had made a row durable, and version {} is back: {}",
             bad.manifest.version,
             good.manifest.version,
-            error.code()
+            error.with_code()
         ),
     )
     .next("Put another file there: this one is not tried again.")

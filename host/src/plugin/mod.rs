@@ -11,6 +11,7 @@ pub mod bindings;
 pub mod build;
 mod cache;
 mod component;
+pub mod conformance;
 mod directory;
 mod engine;
 mod given;
@@ -23,9 +24,9 @@ pub mod permissions;
 pub mod pin;
 mod schema_check;
 mod settings;
+pub mod template;
 #[cfg(test)]
 mod tests;
-pub mod template;
 mod text;
 mod usage;
 mod wasi;

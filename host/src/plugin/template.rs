@@ -33,7 +33,10 @@ pub fn write(directory: &Path, name: &str, sdk: Option<&Path>) -> Result<Vec<Pat
         ("Cargo.toml", manifest(name, &sdk)),
         ("Cargo.lock", LOCK.to_owned()),
         ("src/lib.rs", code(name)),
-        ("settings.toml", "# What [destination.settings] holds, for `tidegate plugin test`.\nprefix = \"seen\"\n".to_owned()),
+        (
+            "settings.toml",
+            "# What [destination.settings] holds, for `tidegate plugin test`.\nprefix = \"seen\"\n".to_owned(),
+        ),
         ("README.md", readme(name)),
     ];
     let mut written = Vec::new();
@@ -49,12 +52,14 @@ pub fn write(directory: &Path, name: &str, sdk: Option<&Path>) -> Result<Vec<Pat
 /// The name becomes a crate, a file, and what configurations say.
 fn check_name(name: &str) -> Result<()> {
     let legal = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_';
-    let is_word = name.len() <= NAME_BYTES && name.bytes().all(legal) && name.starts_with(|c: char| c.is_ascii_lowercase());
+    let is_word =
+        name.len() <= NAME_BYTES && name.bytes().all(legal) && name.starts_with(|c: char| c.is_ascii_lowercase());
     if is_word && !TAKEN.contains(&name) && !is_keyword(name) {
         return Ok(());
     }
-    Err(Error::usage("plugin.name", format!("`{}` cannot be a plugin's name", super::clean(name, 100)))
-        .next(format!("Use 1 to {NAME_BYTES} lower-case letters, digits and `_`, a letter first, and no word of Rust.")))
+    Err(Error::usage("plugin.name", format!("`{}` cannot be a plugin's name", super::clean(name, 100))).next(format!(
+        "Use 1 to {NAME_BYTES} lower-case letters, digits and `_`, a letter first, and no word of Rust."
+    )))
 }
 
 fn is_keyword(name: &str) -> bool {
@@ -127,7 +132,10 @@ mod tests {
         let written = write(&place, "to_log", None).unwrap();
         assert!(written.iter().all(|file| file.is_file()), "{written:?}");
         let code = fs::read_to_string(place.join("src/lib.rs")).unwrap();
-        assert!(code.contains("impl Destination for ToLog {") && code.contains("NAME: &'static str = \"to_log\""), "{code}");
+        assert!(
+            code.contains("impl Destination for ToLog {") && code.contains("NAME: &'static str = \"to_log\""),
+            "{code}"
+        );
         assert!(!code.contains("rint"), "{code}");
         assert_eq!(write(&place, "to_log", None).unwrap_err().code(), "plugin.exists");
         for name in ["", "To", "1st", "a-b", "../x", "fn", "std", "serde", &"x".repeat(41)] {
