@@ -120,6 +120,9 @@ pub struct DestinationStatus {
     pub name: String,
     /// Name of the plugin's file, without `.wasm`.
     pub plugin: String,
+    /// The version of it that is at work; none if nothing runs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub plugin_version: Option<PluginVersion>,
     /// What it does.
     pub state: DestinationState,
     /// Everything before it is durable there, or safely spooled (P6).
@@ -143,6 +146,20 @@ pub struct DestinationStatus {
     pub usage: Option<PluginUsage>,
     /// Its tables, by name.
     pub tables: Vec<TableStatus>,
+}
+
+/// Which version of its plugin a destination has.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PluginVersion {
+    /// As the plugin says.
+    pub version: String,
+    /// Of its file, in hex.
+    pub sha256: String,
+    /// Number of the instance: each has a greater one than those before it.
+    pub generation: u64,
+    /// Why the file in the plugins directory is not what is at work.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub differs: Option<StatusError>,
 }
 
 /// What becomes of a table's schema change.
@@ -258,6 +275,19 @@ impl TableStatus {
 }
 
 impl DestinationStatus {
+    /// Says which version of the plugin is at work.
+    pub(crate) fn plugin_is(&mut self, version: &str, sha256: &str) -> &mut PluginVersion {
+        let shown = self.plugin_version.get_or_insert_default();
+        version.clone_into(&mut shown.version);
+        sha256.clone_into(&mut shown.sha256);
+        shown
+    }
+
+    /// Says why the plugin's file is not what is at work; none if it is.
+    pub(crate) fn plugin_differs(&mut self, why: Option<StatusError>) {
+        self.plugin_version.get_or_insert_default().differs = why;
+    }
+
     /// The entry of a table, made if there is none yet.
     pub fn table_mut(&mut self, table: &TableName) -> &mut TableStatus {
         let name = table.to_string();

@@ -166,7 +166,7 @@ async fn check_destinations(config: &Config, source: Option<&Source>, findings: 
     for destination in &config.destinations {
         let place = format!("destination {}", destination.name);
         let loaded = match Directory::find(&config.pipeline.plugins, &destination.plugin) {
-            Ok(file) => engine.load(&file).await,
+            Ok(file) => engine.load_pinned(&file, &destination.pin).await,
             Err(error) => Err(error),
         };
         let plugin = findings.add(format!("{place}: plugin"), loaded, |plugin| {

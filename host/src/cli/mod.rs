@@ -6,6 +6,7 @@ mod demo;
 mod log;
 mod paint;
 mod plugin;
+mod plugin_test;
 mod progress;
 mod quarantine;
 mod resync;

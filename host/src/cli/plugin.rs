@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use comfy_table::Cell;
 use serde_json::{Value, json};
 
-use super::{paint, print_json, print_text};
+use super::{paint, plugin_test, print_json, print_text};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::plugin::build::{self, BuildOptions};
@@ -26,6 +26,16 @@ pub(super) enum Command {
     #[command(after_help = "Finds the guest toolchain, or says what to install.\n\n\
         Example:\n  tidegate plugin build plugins/postgres plugins/files --out plugins")]
     Build(BuildArgs),
+    /// Write the project of a new plugin
+    #[command(after_help = "It builds and runs as it is written.\n\n\
+        Example:\n  tidegate plugin new to_search && tidegate plugin build to_search --out plugins")]
+    New(plugin_test::NewArgs),
+    /// Run the conformance suite against a plugin
+    #[command(
+        after_help = "Works with tables public.tidegate_test_… of the destination; exits with 3 if a check failed.\n\n\
+        Example:\n  tidegate plugin test plugins/files.wasm --settings files.toml --files out"
+    )]
+    Test(plugin_test::TestArgs),
     /// List the plugins of a directory
     #[command(after_help = "Example:\n  tidegate plugin list --dir plugins --json")]
     List(ListArgs),
@@ -76,6 +86,8 @@ pub(super) struct InspectArgs {
 pub(super) async fn plugin(command: Command, config: &Path) -> Result<ExitCode> {
     match command {
         Command::Build(args) => build(&args),
+        Command::New(args) => plugin_test::new(&args),
+        Command::Test(args) => plugin_test::test(&args).await,
         Command::List(args) => list(&args, config).await,
         Command::Inspect(args) => inspect(&args, config).await,
     }

@@ -22,7 +22,7 @@ const AFTER_DRAIN: Duration = Duration::from_secs(10);
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "The first signal stops cleanly, within `drain` of [pipeline]; the second at once.\n\
-    SIGHUP takes up destinations that were added at the end of the configuration.\n\n\
+    SIGHUP takes up destinations that were added to the configuration.\n\n\
     Example:\n  tidegate --config shop.toml run --log json --log-level info")]
 pub(super) struct Args {}
 

@@ -11,10 +11,13 @@ use crate::control;
 use crate::deliver::show_table;
 use crate::error::Result;
 use crate::status::{
-    DestinationState, DestinationStatus, MemoryStatus, PendingChange, SchemaState, StatusError, StatusReport,
-    TableStatus,
+    DestinationState, DestinationStatus, MemoryStatus, PendingChange, PluginVersion, SchemaState, StatusError,
+    StatusReport, TableStatus,
 };
 use crate::store::{Loaded, TableState};
+
+/// Of a digest, enough to tell two versions apart.
+const DIGEST_CHARS: usize = 12;
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Asks the running process, or reads the state if none runs.\n\n\
@@ -142,7 +145,7 @@ fn destination_row(destination: &DestinationStatus) -> Vec<Cell> {
     };
     vec![
         Cell::new(&destination.name),
-        Cell::new(&destination.plugin),
+        Cell::new(plugin(destination)),
         match destination.state {
             DestinationState::Running => paint::good(state),
             DestinationState::Errored => paint::bad(state),
@@ -154,6 +157,17 @@ fn destination_row(destination: &DestinationStatus) -> Vec<Cell> {
         Cell::new(paint::number(destination.changes)),
         Cell::new(delay),
     ]
+}
+
+/// The plugin, and which version of it: as it says, and as its file is.
+fn plugin(destination: &DestinationStatus) -> String {
+    match &destination.plugin_version {
+        Some(PluginVersion { version, sha256, .. }) => {
+            let digest: String = sha256.chars().take(DIGEST_CHARS).collect();
+            format!("{} {version} {digest}", destination.plugin)
+        }
+        None => destination.plugin.clone(),
+    }
 }
 
 pub(super) fn table_row(destination: &DestinationStatus, table: &TableStatus) -> Vec<Cell> {
@@ -188,11 +202,13 @@ fn errors(report: &StatusReport) -> impl Iterator<Item = (String, &StatusError)>
     let source = report.trigger.iter().chain(&report.publication).map(|error| ("source".to_owned(), error));
     source.chain(report.destinations.iter().flat_map(|destination| {
         let own = destination.error.iter().map(|error| (destination.name.clone(), error));
+        let version = destination.plugin_version.as_ref().and_then(|version| version.differs.as_ref());
+        let of_plugin = version.map(|error| (format!("{} plugin", destination.name), error));
         let of_tables = destination
             .tables
             .iter()
             .filter_map(|table| Some((format!("{} {}", destination.name, table.table), table.error.as_ref()?)));
-        own.chain(of_tables)
+        own.chain(of_plugin).chain(of_tables)
     }))
 }
 
@@ -208,6 +224,17 @@ mod tests {
         let board = StatusBoard::new("shop");
         board.update_destination("warehouse", |destination| {
             destination.state = DestinationState::Running;
+            destination.plugin = "postgres".to_owned();
+            destination.plugin_version = Some(PluginVersion {
+                version: "0.3.1".to_owned(),
+                sha256: "0123456789abcdef".to_owned(),
+                generation: 7,
+                differs: Some(StatusError {
+                    code: "plugin.file-gone".to_owned(),
+                    message: "postgres.wasm is gone".to_owned(),
+                    next: None,
+                }),
+            });
             destination.checkpoint = Some(Lsn(0x1234));
             destination.lag_bytes = Some(1_500_000);
         });
@@ -223,6 +250,8 @@ mod tests {
         for part in [
             "pipeline shop",
             "0/1234, 1.5 MB behind",
+            "postgres 0.3.1 0123456789ab ",
+            "warehouse plugin: error[plugin.file-gone]: postgres.wasm is gone",
             "public.orders",
             "errored",
             "error[destination.column]: no column b",

@@ -7,6 +7,7 @@
 mod environment;
 mod grants;
 mod limits;
+mod pin;
 mod section;
 mod tables;
 
@@ -20,7 +21,7 @@ use toml::Table;
 use self::section::Section;
 pub use self::tables::{TableFilter, TablePattern, TableRule};
 use crate::error::{Error, Result};
-use crate::plugin::{EngineLimits, Grants};
+use crate::plugin::{EngineLimits, Grants, Pin};
 use crate::schema::barrier::{Quorum, never_released};
 use crate::schema::decide::ApplyMode;
 use crate::schema::table::TableName;
@@ -125,6 +126,8 @@ pub struct DestinationConfig {
     pub name: String,
     /// `<plugins>/<plugin>.wasm`.
     pub plugin: String,
+    /// What that file has to be.
+    pub pin: Pin,
     /// Which rows it is sent.
     pub mode: Mode,
     /// Which tables it takes.
@@ -471,9 +474,12 @@ impl Document {
     }
 
     fn destination(&self, index: usize, table: &Table) -> Result<DestinationConfig> {
-        const KEYS: [&str; 11] = [
+        const KEYS: [&str; 14] = [
             "name",
             "plugin",
+            "sha256",
+            "public_key",
+            "signature",
             "mode",
             "tables",
             "settings",
@@ -497,6 +503,7 @@ impl Document {
         let destination = DestinationConfig {
             name: checked_name(&section, "name", "\"warehouse\"")?,
             plugin: checked_name(&section, "plugin", "\"postgres\"")?,
+            pin: pin::read(&section, &self.directory)?,
             mode: match mode.as_str() {
                 "merge" => Mode::Merge,
                 "changes" => Mode::Changes,

@@ -367,3 +367,31 @@ fn a_grant_that_holds_the_hosts_own_files_is_refused_however_it_is_spelled() {
     let text = format!("{HEAD}{DESTINATION}[destination.grant]\nfiles = ['out', 'states', 'plugins-out']");
     Document::parse(&text, &directory.path().join("tidegate.toml"), directory.path()).unwrap().config().unwrap();
 }
+
+#[test]
+fn a_plugin_can_be_pinned_to_a_digest_and_a_signer() {
+    use crate::plugin::pin::{SignaturePlace, Signer};
+    let key = minisign::KeyPair::generate_unencrypted_keypair().unwrap().pk.to_base64();
+    let pin = |keys: &str| {
+        let destination = DESTINATION.replace("mode =", &format!("{keys}\nmode ="));
+        parse(&format!("{HEAD}{destination}")).map(|config| config.destinations[0].pin.clone())
+    };
+    assert_eq!(pin("").unwrap(), Pin::default());
+    let digest = "AB".repeat(32);
+    assert_eq!(pin(&format!("sha256 = \"{digest}\"")).unwrap().sha256, Some("ab".repeat(32)));
+    for (signature, place) in [
+        ("", SignaturePlace::Beside),
+        ("signature = \"keys/a.minisig\"", SignaturePlace::File("/etc/tidegate/keys/a.minisig".into())),
+        ("signature = \"untrusted comment: x\\nabc\"", SignaturePlace::Text("untrusted comment: x\nabc".to_owned())),
+    ] {
+        let pinned = pin(&format!("public_key = \"{key}\"\n{signature}")).unwrap();
+        assert_eq!(pinned.signer, Some(Signer { public_key: key.clone(), signature: place }));
+    }
+    for (keys, name) in [
+        ("sha256 = \"abc\"", "sha256"),
+        ("public_key = \"abc\"", "public_key"),
+        ("signature = \"a.minisig\"", "signature"),
+    ] {
+        assert_refused(&pin(keys).unwrap_err(), "config.invalid-value", &[name]);
+    }
+}

@@ -35,6 +35,7 @@ use super::resume::Resumes;
 use super::retry::Backoff;
 use super::rollout::Rollout;
 use super::routes::{Beginning, Command, Place};
+use super::swap::Exchange;
 
 /// Changes and what stands between them, in source order for each table.
 pub(super) enum Live {
@@ -190,6 +191,7 @@ pub(super) struct Parts {
     pub config: Arc<DestinationConfig>,
     pub source: Arc<SourceConfig>,
     pub lane: Lane,
+    pub exchange: Exchange,
     pub tables: HashMap<u32, Table>,
     pub live: Receiver<Live>,
     pub copying: Receiver<Copying>,
@@ -255,6 +257,8 @@ enum Next {
     Wanted,
     Marked,
     Rolled,
+    /// There is another version of the plugin, or none any more.
+    Offered,
     Closed,
 }
 
@@ -313,7 +317,7 @@ impl Destination {
                     }
                 }
                 Next::Copying(held) => self.take_copying(held).await?,
-                Next::Due => {}
+                Next::Due | Next::Offered => {}
                 Next::Wanted => self.flush().await?,
                 Next::Marked => {
                     self.take_marks().await?;
@@ -337,7 +341,7 @@ impl Destination {
                 None => std::future::pending().await,
             }
         };
-        let (live, copying) = (&mut self.parts.live, &mut self.parts.copying);
+        let (live, copying, exchange) = (&mut self.parts.live, &mut self.parts.copying, &mut self.parts.exchange);
         let shares = (live.share(), copying.share());
         let wanted = async {
             tokio::select! { () = shares.0.wanted() => {} () = shares.1.wanted() => {} }
@@ -354,6 +358,7 @@ impl Destination {
             Some(held) = copying.recv() => Next::Copying(held),
             Ok(()) = self.marks.changed() => Next::Marked,
             Ok(()) = self.rolled.changed(), if is_staged => Next::Rolled,
+            Ok(()) = exchange.changed() => Next::Offered,
             () = sleep => Next::Due,
             () = wanted, if has_accepted => Next::Wanted,
         }
@@ -366,9 +371,10 @@ impl Destination {
         [settle, self.wake, publish].into_iter().flatten().min()
     }
 
-    /// What is due: settle, tick, tell, and send rows again, for which no group may be
-    /// under construction.
+    /// What is due: settle, tick, tell, change to another version of the plugin, and send
+    /// rows again, for which no group may be under construction.
     async fn upkeep(&mut self) -> Result<(), Stop> {
+        self.take_offer().await?;
         self.send_marked().await?;
         self.store_ranges().await?;
         self.forget_floors().await?;
@@ -615,6 +621,7 @@ impl Destination {
         }
         if settled.rows > 0 {
             (self.proven, self.verdicts) = (true, 0);
+            self.did_well();
         }
         let now = now_us();
         for (committed_at, changes) in &settled.changes {

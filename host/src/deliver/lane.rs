@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::sync::watch;
+
 use crate::plugin::{CallError, Called, Instance, InstanceOptions, Plugin};
 use crate::store::Store;
 use crate::wire;
@@ -46,6 +48,12 @@ impl Pace {
 /// A lane. It has an instance or is about to get one.
 pub(super) struct Lane {
     plugin: Arc<Plugin>,
+    /// The version that comes back if this one does not do well: it is on trial.
+    fallback: Option<Arc<Plugin>>,
+    /// The plugin has made rows durable.
+    did_well: bool,
+    /// For who wants to know which version is at work.
+    current: watch::Sender<Arc<Plugin>>,
     options: InstanceOptions,
     session: wire::Session,
     overrides: std::collections::BTreeMap<String, u64>,
@@ -57,13 +65,69 @@ pub(super) struct Lane {
 impl Lane {
     /// A lane without an instance; `session.generation` is filled in at each opening.
     pub fn new(
-        plugin: Arc<Plugin>,
+        (plugin, fallback): (Arc<Plugin>, Option<Arc<Plugin>>),
         options: InstanceOptions,
         session: wire::Session,
         overrides: std::collections::BTreeMap<String, u64>,
         store: Store,
     ) -> Lane {
-        Lane { plugin, options, session, overrides, store, instance: None, pace: DEFAULT_PACE }
+        options.usage.loaded(plugin.compiled);
+        let current = watch::Sender::new(plugin.clone());
+        Lane {
+            plugin,
+            fallback,
+            did_well: false,
+            current,
+            options,
+            session,
+            overrides,
+            store,
+            instance: None,
+            pace: DEFAULT_PACE,
+        }
+    }
+
+    /// The version of the plugin that is at work.
+    pub fn plugin(&self) -> &Arc<Plugin> {
+        &self.plugin
+    }
+
+    /// Tells which version is at work.
+    pub fn current(&self) -> watch::Receiver<Arc<Plugin>> {
+        self.current.subscribe()
+    }
+
+    /// The next instance is of another version, on trial against the last one that did
+    /// well, as far as that is known.
+    pub fn change_to(&mut self, plugin: Arc<Plugin>) {
+        self.options.usage.loaded(plugin.compiled);
+        let before = std::mem::replace(&mut self.plugin, plugin);
+        let fallback = self.fallback.take().unwrap_or(before);
+        // Who comes back is on no trial.
+        self.fallback = (fallback.sha256 != self.plugin.sha256).then_some(fallback);
+        self.did_well = false;
+        self.current.send_replace(self.plugin.clone());
+    }
+
+    /// Whether another version would come back.
+    pub fn on_trial(&self) -> bool {
+        self.fallback.is_some()
+    }
+
+    /// Rows are durable. Whether that was not known of this version.
+    pub fn did_well(&mut self) -> bool {
+        self.fallback = None;
+        !std::mem::replace(&mut self.did_well, true)
+    }
+
+    /// The version before comes back; returns the one that was on trial.
+    pub fn take_back(&mut self) -> Option<Arc<Plugin>> {
+        let good = self.fallback.take()?;
+        self.discard();
+        self.did_well = false;
+        let bad = std::mem::replace(&mut self.plugin, good);
+        self.current.send_replace(self.plugin.clone());
+        Some(bad)
     }
 
     /// Whether the plugin says it can do this.

@@ -23,10 +23,13 @@ use super::destination::{Destination, Parts, Table, show_table};
 use super::feed::SharedHistory;
 use super::inbox;
 use super::lane::Lane;
+use super::plugins::{Began, News};
 use super::resume::Resumes;
 use super::rollout::Rollout;
 use super::router::Outlet;
 use super::routes::Command;
+use super::start::Chosen;
+use super::swap::Exchange;
 
 /// The store, as plugins see it.
 struct StoreState(Store);
@@ -55,6 +58,8 @@ pub(super) struct Launcher {
     pub resumes: Resumes,
     pub rollout: Rollout,
     pub checkpoints: CheckpointParts,
+    /// To the watch over the plugins directory.
+    pub news: mpsc::UnboundedSender<News>,
     /// To the router.
     pub commands: mpsc::UnboundedSender<Command>,
     /// Notified when a destination has nothing to do.
@@ -72,6 +77,8 @@ pub(super) struct StoredTables {
 
 /// A destination at work, as others reach it.
 pub(super) struct Launched {
+    /// The version of the plugin that is at work.
+    pub plugin: watch::Receiver<Arc<Plugin>>,
     pub outlet: Outlet,
     pub copies: CopyOutlet,
     pub ending: Ending,
@@ -90,12 +97,12 @@ impl Launcher {
         &self,
         index: usize,
         config: &Arc<DestinationConfig>,
-        plugin: Arc<Plugin>,
+        chosen: Chosen,
         checkpoint: Lsn,
         mut stored: StoredTables,
     ) -> Result<Launched> {
         let name = config.name.clone();
-        let resumes = config.mode == Mode::Merge && plugin.can("resumable-copy");
+        let resumes = config.mode == Mode::Merge && chosen.plugin.can("resumable-copy");
         stored.barriers.retain(|barrier| barrier.destination == name);
         let tables = self.tables(stored);
         self.show(config, checkpoint, &tables);
@@ -105,12 +112,18 @@ impl Launcher {
         let (cursors, at_router) = (self.cursors.clone(), checkpointer.clone());
         let checkpoints = tokio::spawn(checkpoints.run(move |progress| cursors.stored(progress)));
         let detached = Arc::new(AtomicBool::new(false));
+        let lane = self.lane(config, chosen);
+        let plugin = lane.current();
+        let (offers, offered) = watch::channel(None);
+        // A watch that has ended offers nothing.
+        let _ = self.news.send(News::Began(Began { config: config.clone(), current: plugin.clone(), offers }));
         let parts = Parts {
             index,
             epoch: self.epoch,
             config: config.clone(),
             source: self.source.clone(),
-            lane: self.lane(config, plugin),
+            lane,
+            exchange: Exchange::new(offered, self.news.clone()),
             tables,
             live: live_in,
             copying: copying_in,
@@ -148,6 +161,7 @@ impl Launcher {
         });
         let needs_key = config.mode == Mode::Merge;
         Ok(Launched {
+            plugin,
             outlet: Outlet {
                 name: name.clone(),
                 live,
@@ -175,13 +189,12 @@ impl Launcher {
         });
     }
 
-    fn lane(&self, config: &DestinationConfig, plugin: Arc<Plugin>) -> Lane {
+    fn lane(&self, config: &DestinationConfig, Chosen { plugin, fallback }: Chosen) -> Lane {
         let state: Arc<dyn PluginState> = Arc::new(StoreState(self.store.clone()));
         let mut options = InstanceOptions::new(config.name.clone(), config.grants.clone(), state);
         options.limits = limits(config);
         options.memory = Some(self.memory.clone());
         options.usage = self.board.plugins().of(&config.name);
-        options.usage.loaded(plugin.compiled);
         let session = wire::Session {
             pipeline: self.pipeline.clone(),
             destination: config.name.clone(),
@@ -191,7 +204,7 @@ impl Launcher {
             generation: 0,
             details: vec![("host-version".to_owned(), env!("CARGO_PKG_VERSION").to_owned())],
         };
-        Lane::new(plugin, options, session, config.limits.clone(), self.store.clone())
+        Lane::new((plugin, fallback), options, session, config.limits.clone(), self.store.clone())
     }
 
     /// The recorded tables with the version that each has at the destination.

@@ -68,7 +68,7 @@ impl Looked {
 }
 
 /// Same columns in the same spelling, in any order.
-fn same_columns(a: &wire::PhysicalTable, b: &wire::PhysicalTable) -> bool {
+pub(super) fn same_columns(a: &wire::PhysicalTable, b: &wire::PhysicalTable) -> bool {
     let sorted = |table: &wire::PhysicalTable| {
         let mut columns: Vec<(String, String, bool)> = table
             .columns

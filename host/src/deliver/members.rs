@@ -7,12 +7,11 @@
 //! later than all of that (P15). Whatever was under way before is below the snapshot.
 
 use std::collections::HashSet;
-use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use tokio::sync::{Notify, mpsc, oneshot};
+use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 
 use crate::config::{Config, DestinationConfig};
@@ -24,7 +23,7 @@ use crate::source::catalog::table_schema;
 use crate::source::config::SourceConfig;
 use crate::source::members::{Member, Publication, members, reached};
 use crate::source::session::{Session, connect};
-use crate::store::{DestinationRecord, TableState};
+use crate::store::TableState;
 
 use super::away::Away;
 use super::checkpoint::Confirmed;
@@ -32,17 +31,18 @@ use super::copier::Ask;
 use super::destination::Live;
 use super::identity::Known;
 use super::inbox::Sender;
-use super::launch::{Ending, Launcher, StoredTables};
+use super::launch::{Ending, Launcher};
 use super::partitions::Roots;
 use super::publication::GAP;
 use super::retention::Retention;
 use super::retry::Backoff;
 use super::routes::{Command, Place};
 use super::slot::SlotWatch;
-use super::start::{check_some, check_tables, load_plugin, look_at_source};
+use super::start::check_some;
 use super::tombstones;
 use super::trigger_watch::TriggerWatch;
 use super::unseen::Unseen;
+use super::waiting::Waiting;
 
 /// How often the publication is looked at. A table that nobody knows is looked up at
 /// once when its first row comes.
@@ -110,7 +110,8 @@ impl Handle {
 /// A destination, as its tables come and go.
 pub(super) struct Taker {
     pub config: Arc<DestinationConfig>,
-    pub plugin: Arc<Plugin>,
+    /// The version of it that is at work.
+    pub plugin: watch::Receiver<Arc<Plugin>>,
     pub live: Sender<Live>,
 }
 
@@ -149,6 +150,8 @@ pub(super) struct Members {
     pub(super) trigger: TriggerWatch,
     pub(super) unseen: Unseen,
     retention: Retention,
+    /// Destinations that wait for their plugin.
+    pub(super) waiting: Waiting,
     /// Tables that are or were members, in this process or before it.
     once: HashSet<u32>,
     /// Tables on their way to the copier.
@@ -166,6 +169,7 @@ impl Members {
         let retention = Retention::new(parts.config.pipeline.schema_versions);
         Members {
             retention,
+            waiting: Waiting::default(),
             once,
             parts,
             known,
@@ -198,6 +202,7 @@ impl Members {
                         self.under_way.remove(&place);
                     }
                 }
+                () = self.waiting.looked() => self.take_up_waiting().await,
                 Some(judged) = self.roots.judging.join_next() => self.take_judged(judged).await,
                 () = strangers.notified() => looks.reset_after(self.look_or_warn(&mut backoff).await),
                 _ = looks.tick() => looks.reset_after(self.look_or_warn(&mut backoff).await),
@@ -355,7 +360,7 @@ impl Members {
         self.session = Some(session);
         let Some(schema) = schema? else { return Ok(None) };
         let taker = &self.parts.takers[destination];
-        let admitted = check_some(&taker.config, &taker.plugin, &[&schema])
+        let admitted = check_some(&taker.config, &taker.plugin.borrow().clone(), &[&schema])
             .and_then(|()| self.check_target(oid, name, destination));
         let Err(error) = admitted else { return Ok(Some(Place { destination, oid })) };
         tracing::error!(destination = %taker.config.name, table = %name, code = error.code(), "the table is not taken: {error}");
@@ -385,7 +390,7 @@ impl Members {
     /// Brings a table of some destinations to the copier. Each waits for its own
     /// destination alone, however long that is away. `member` is stored behind them: a
     /// restart before that finds the difference again.
-    fn begin(&mut self, places: Vec<Place>, name: &TableName, member: Option<(u32, String)>) {
+    pub(super) fn begin(&mut self, places: Vec<Place>, name: &TableName, member: Option<(u32, String)>) {
         self.under_way.extend(places.iter().copied());
         let begins = places.iter().map(|place| Begin {
             place: *place,
@@ -481,79 +486,6 @@ impl Members {
                 .next(format!("Name one of: {}.", names()))
         })
     }
-
-    /// Takes up destinations that were added. Anything else that differs needs a
-    /// restart, and then nothing is done.
-    async fn reload(&mut self, config: Config) -> Result<String> {
-        let others = restart_needed(&self.parts.config, &config);
-        if !others.is_empty() {
-            return Err(Error::no(
-                "reload.restart",
-                format!("{} cannot change while the pipeline runs", others.join(", ")),
-            )
-            .next("Stop `tidegate run` and start it again: nothing is lost by it."));
-        }
-        let added: Vec<DestinationConfig> =
-            config.destinations.iter().skip(self.parts.config.destinations.len()).cloned().collect();
-        if added.is_empty() {
-            return Ok("the configuration is the same".to_owned());
-        }
-        let mut names = Vec::new();
-        for destination in added {
-            names.push(format!("`{}`", destination.name));
-            self.add(destination).await?;
-        }
-        Ok(format!("added destination {}", names.join(", ")))
-    }
-
-    async fn add(&mut self, destination: DestinationConfig) -> Result<()> {
-        let directory: PathBuf = self.parts.config.pipeline.plugins.clone();
-        let plugin = load_plugin(&directory, &destination, &self.parts.engine).await?;
-        let source = look_at_source(&self.parts.source).await?;
-        check_tables(&destination, &plugin, &source)?;
-        self.parts.launcher.memory.add_destination()?;
-        // All its tables are still to be copied, so nothing before now is needed.
-        let checkpoint = self.parts.confirmed.smallest();
-        let record =
-            DestinationRecord { name: destination.name.clone(), plugin: destination.plugin.clone(), checkpoint };
-        self.parts.launcher.store.save_destination(record).await?;
-        let (index, config) = (self.parts.takers.len(), Arc::new(destination.clone()));
-        self.parts.confirmed.add(checkpoint);
-        self.parts.launcher.rollout.join(&config, &[]);
-        let launched =
-            self.parts.launcher.launch(index, &config, plugin.clone(), checkpoint, StoredTables::default())?;
-        self.parts.takers.push(Taker { config: config.clone(), plugin, live: launched.outlet.live.clone() });
-        // Both are there for as long as the pipeline is.
-        let _ = self.parts.commands.send(Command::Destination { outlet: launched.outlet });
-        let _ = self.parts.asks.send(Ask::Destination(launched.copies));
-        self.parts.destinations.lock().unwrap_or_else(PoisonError::into_inner).push(launched.ending);
-        self.parts.config.destinations.push(destination);
-        for (oid, member) in source.members.tables {
-            if config.tables.matches(&member.name) {
-                self.begin(vec![Place { destination: index, oid }], &member.name, None);
-            }
-        }
-        tracing::info!(destination = %config.name, "the destination was added");
-        Ok(())
-    }
-}
-
-/// What differs and cannot be taken up, by section. Destinations may be added at the
-/// end.
-fn restart_needed(running: &Config, new: &Config) -> Vec<String> {
-    let mut others = Vec::new();
-    if running.pipeline != new.pipeline {
-        others.push("[pipeline]".to_owned());
-    }
-    if running.source != new.source {
-        others.push("[source]".to_owned());
-    }
-    for (index, destination) in running.destinations.iter().enumerate() {
-        if new.destinations.get(index) != Some(destination) {
-            others.push(format!("destination `{}`", destination.name));
-        }
-    }
-    others
 }
 
 fn slow() -> Error {

@@ -12,7 +12,8 @@
 //! version, [`partitions`] when one that is made of others has changed without a change of
 //! rows, [`identity`] whether the source is still who it was, [`publication`] how to go on
 //! when the publication is not, [`away`] and [`told`] what messages say of all that,
-//! [`unseen`] what no message and no row has said, [`retention`] which versions of a schema
+//! [`unseen`] what no message and no row has said, [`plugins`] when there is another version
+//! of a plugin, [`swap`] how it takes over, [`proven`] which did well, [`waiting`] who waits for one, [`retention`] which versions of a schema
 //! nobody needs any more, [`tombstones`] what is left of a table, [`room`] what there is memory for. [`pipeline`] puts them
 //! together.
 
@@ -45,6 +46,8 @@ pub mod members;
 mod membership;
 mod partitions;
 pub mod pipeline;
+mod plugins;
+mod proven;
 mod publication;
 mod quarantine;
 mod ranges;
@@ -60,10 +63,12 @@ mod routes;
 mod sending;
 mod slot;
 pub mod start;
+mod swap;
 mod told;
 mod tombstones;
 mod trigger_watch;
 mod unseen;
 mod versions;
+mod waiting;
 
 pub(crate) use destination::show_table;

@@ -11,7 +11,7 @@ use crate::copy::snapshot::{Connections, WaveOptions};
 use crate::copy::spool::{Spool, SpoolOptions};
 use crate::error::{Error, Result};
 use crate::memory::Budget;
-use crate::plugin::{Plugin, PluginEngine};
+use crate::plugin::PluginEngine;
 use crate::position::Lsn;
 use crate::schema::history::History;
 use crate::schema::table::TableSchema;
@@ -34,13 +34,15 @@ use super::lag::LagMeter;
 use super::launch::{Ending, Launcher, StoredTables};
 use super::members::{Handle, Members, MembersParts, Requests, Taker};
 use super::membership::{RENAMED_AWAY, UNPUBLISHED, renamed_away, unpublished};
+use super::plugins::Plugins;
+use super::proven::Proven;
 use super::publication::{GAP, MISSING, Publication, renamed, switch};
 use super::resume::Resumes;
 use super::retry::Backoff;
 use super::rollout::Rollout;
 use super::router::{Router, RouterParts, Routing};
 use super::routes::{Beginning, Command, Place};
-use super::start::{Source, check_tables, ensure_slot, load_plugins, look_at_source, refusal};
+use super::start::{Chosen, Source, check_tables, ensure_slot, load_plugins, look_at_source, refusal};
 use super::trigger_watch::TriggerWatch;
 use super::versions::Versions;
 
@@ -63,7 +65,8 @@ pub struct Pipeline {
     memory: Budget,
     board: StatusBoard,
     engine: PluginEngine,
-    plugins: Vec<Arc<Plugin>>,
+    plugins: Vec<Chosen>,
+    proven: Proven,
     store: Store,
     loaded: Loaded,
     source: Source,
@@ -80,7 +83,8 @@ impl Pipeline {
     /// was started.
     pub async fn start(config: Config, board: StatusBoard) -> Result<Pipeline> {
         let memory = Budget::new(config.pipeline.memory_bytes, config.destinations.len())?;
-        let (engine, plugins) = load_plugins(&config).await?;
+        let proven = Proven::load(&config.pipeline.state);
+        let (engine, plugins) = load_plugins(&config, &proven).await?;
         let store = config.pipeline.open_store()?;
         let loaded = store.load()?;
         let source = look_at_source(&config.source).await.map_err(refusal)?;
@@ -88,7 +92,7 @@ impl Pipeline {
             tracing::warn!(code = warning.code(), next = warning.next_step(), "{warning}");
         }
         for (destination, plugin) in config.destinations.iter().zip(&plugins) {
-            check_tables(destination, plugin, &source)?;
+            check_tables(destination, &plugin.plugin, &source)?;
         }
         let limit_bytes = config.pipeline.spool_bytes;
         // What is given back is whole files.
@@ -105,6 +109,7 @@ impl Pipeline {
             board,
             engine,
             plugins,
+            proven,
             store,
             loaded,
             source,
@@ -174,6 +179,8 @@ struct Running {
     confirmed: Confirmed,
     spool: Spool,
     members: Option<tokio::task::JoinHandle<()>>,
+    /// Over the plugins directory.
+    watch: tokio::task::JoinHandle<()>,
     copier: tokio::task::JoinHandle<()>,
     drainer: Drainer,
     destinations: Arc<Mutex<Vec<Ending>>>,
@@ -190,6 +197,7 @@ impl Running {
             board,
             engine,
             plugins,
+            proven,
             store,
             loaded,
             source,
@@ -239,6 +247,7 @@ impl Running {
         let (commands, commands_in) = mpsc::unbounded_channel::<Command>();
         let (asks, asks_in) = mpsc::unbounded_channel::<Ask>();
         let (hurry, hurry_in) = watch::channel(false);
+        let (news, news_in) = mpsc::unbounded_channel();
         let (hungry, strangers) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
         let drainer = Drainer::new(
             record.epoch,
@@ -263,6 +272,7 @@ impl Running {
             resumes: resumes.clone(),
             rollout: rollout.clone(),
             checkpoints: CheckpointParts { store, spool: spool.clone(), confirmed: confirmed.clone() },
+            news,
             commands: commands.clone(),
             hungry: hungry.clone(),
             hurry: hurry_in,
@@ -275,11 +285,11 @@ impl Running {
         let mut copies = Vec::new();
         let mut destinations = Vec::new();
         let mut takers = Vec::new();
-        for (index, (destination, plugin)) in configs.into_iter().zip(plugins).enumerate() {
+        for (index, (destination, chosen)) in configs.into_iter().zip(plugins).enumerate() {
             let checkpoint = records[index].checkpoint;
             let stored = StoredTables { tables: tables[index].clone(), barriers: loaded.barriers.clone() };
-            let launched = launcher.launch(index, &destination, plugin.clone(), checkpoint, stored)?;
-            takers.push(Taker { config: destination, plugin, live: launched.outlet.live.clone() });
+            let launched = launcher.launch(index, &destination, chosen, checkpoint, stored)?;
+            takers.push(Taker { config: destination, plugin: launched.plugin, live: launched.outlet.live.clone() });
             outlets.push(launched.outlet);
             copies.push(launched.copies);
             destinations.push(launched.ending);
@@ -327,6 +337,13 @@ impl Running {
             spool: spool.clone(),
         };
         let copier = tokio::spawn(copier.run(asks_in, shutdown.clone()));
+        let watch = Plugins {
+            engine: engine.clone(),
+            directory: config.pipeline.plugins.clone(),
+            board: launcher.board.clone(),
+            proven,
+            news: news_in,
+        };
         let members = Members::new(
             MembersParts {
                 config,
@@ -357,6 +374,7 @@ impl Running {
             confirmed,
             spool,
             members: Some(tokio::spawn(members.run())),
+            watch: tokio::spawn(watch.run()),
             copier,
             drainer,
             destinations,
@@ -524,6 +542,7 @@ impl Running {
     async fn end(mut self, drain: Duration) -> bool {
         // Whoever feeds the destinations has to be gone before their queues can end.
         self.copier.abort();
+        self.watch.abort();
         if let Some(members) = self.members.take() {
             members.abort();
             // It was aborted, or had ended: both are what is wanted.

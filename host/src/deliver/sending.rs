@@ -126,7 +126,12 @@ impl Destination {
                     return Ok(answer);
                 }
                 Err(CallError::Failure(failure)) => match action(&failure) {
-                    Action::Retry => self.pause_for(&failure, false).await?,
+                    Action::Retry => {
+                        self.pause_for(&failure, false).await?;
+                        if !self.parts.lane.is_open() {
+                            return Err(Ended::Restarted);
+                        }
+                    }
                     Action::Reopen => {
                         self.replace(CallError::Failure(failure)).await?;
                         return Err(Ended::Restarted);
@@ -144,8 +149,10 @@ impl Destination {
     /// Makes sure that there is an open instance that knows the tables.
     pub(super) async fn ensure_open(&mut self) -> Result<(), Stop> {
         while !self.parts.lane.is_open() {
+            self.take_offer_shut();
             match self.open().await {
-                Ok(()) => {}
+                Ok(()) => self.show_version(),
+                Err(error) if self.ends_trial(&error, true) => self.take_back(&error),
                 Err(error) => {
                     self.parts.lane.discard();
                     self.show_trouble(&error);
@@ -154,7 +161,7 @@ impl Destination {
                         CallError::Failure(failure) => self.backoff.pause(asked(failure)),
                         _ => self.backoff.pause(None),
                     };
-                    self.sleep(pause).await?;
+                    self.pause(pause).await?;
                 }
             }
         }
@@ -164,6 +171,7 @@ impl Destination {
     async fn open(&mut self) -> Called<()> {
         self.parts.lane.open().await?;
         crate::failpoint::reached("lane.opened");
+        self.compare_tables().await?;
         self.wake = None;
         self.ledger.unsend();
         for table in self.parts.tables.values_mut() {
@@ -258,6 +266,7 @@ impl Destination {
                 Action::FailTable => self.refuse_group(&failure).await,
                 Action::Suspend => self.pause_for(&failure, true).await,
             },
+            error if self.ends_trial(&error, false) => self.replace(error).await,
             error => {
                 let blamed = blames(&error).filter(|_| self.ledger.fault_unsent());
                 let Some(why) = blamed else { return self.replace(error).await };
@@ -275,6 +284,7 @@ impl Destination {
     async fn mend_accepted(&mut self, error: CallError) -> Result<(), Stop> {
         let failure = match error {
             CallError::Failure(failure) => failure,
+            error if self.ends_trial(&error, false) => return self.replace(error).await,
             error => {
                 let Some(why) = blames(&error) else { return self.replace(error).await };
                 if !self.ledger.fault_accepted() {
@@ -345,15 +355,33 @@ impl Destination {
     async fn pause_for(&mut self, failure: &wire::Failure, slow: bool) -> Result<(), Stop> {
         self.show_trouble(&CallError::Failure(failure.clone()));
         let pause = if slow { self.backoff.slow() } else { self.backoff.pause(asked(failure)) };
-        self.sleep(pause).await
+        self.pause(pause).await?;
+        self.make_way(slow);
+        Ok(())
     }
 
-    /// The instance trapped, hung or lied: a new one takes its place after a pause.
-    async fn replace(&mut self, error: CallError) -> Result<(), Stop> {
+    /// The instance trapped, hung or lied: a new one takes its place after a pause, or one
+    /// of the version before if this one is on trial.
+    pub(super) async fn replace(&mut self, error: CallError) -> Result<(), Stop> {
+        if self.ends_trial(&error, false) {
+            self.take_back(&error);
+            return Ok(());
+        }
         self.show_trouble(&error);
         self.parts.lane.discard();
         let pause = self.backoff.pause(None);
-        self.sleep(pause).await
+        self.pause(pause).await
+    }
+
+    /// Sleeps before the next try, unless it is time to stop, or another version of the
+    /// plugin is there, which may be what helps.
+    async fn pause(&mut self, pause: Duration) -> Result<(), Stop> {
+        let (stopping, exchange) = (&mut self.parts.stopping, &mut self.parts.exchange);
+        tokio::select! {
+            () = tokio::time::sleep(pause) => Ok(()),
+            _ = stopping.wait_for(|stopping| *stopping) => Err(Stop),
+            Ok(()) = exchange.changed() => Ok(()),
+        }
     }
 
     fn succeeded(&mut self) {

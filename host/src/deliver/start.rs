@@ -6,6 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::identity::{Identity, Known, changed};
+use super::plugins::check_successor;
+use super::proven::Proven;
 use super::publication::Publication;
 use crate::config::{Config, DestinationConfig, Mode};
 use crate::error::{Error, Exit, Result};
@@ -25,29 +27,71 @@ const SLOT_TIMEOUT: Duration = Duration::from_secs(60);
 /// Loads every destination's plugin, and checks its settings, mode and grants.
 ///
 /// Errors: `plugin.*`, each naming the destination (exit code 2).
-pub(super) async fn load_plugins(config: &Config) -> Result<(PluginEngine, Vec<Arc<Plugin>>)> {
+pub(super) async fn load_plugins(config: &Config, proven: &Proven) -> Result<(PluginEngine, Vec<Chosen>)> {
     let engine = PluginEngine::new(EngineOptions::from(config.pipeline.engine.clone()))?;
     let mut plugins = Vec::new();
     for destination in &config.destinations {
-        plugins.push(load_plugin(&config.pipeline.plugins, destination, &engine).await?);
+        plugins.push(load_plugin(&config.pipeline.plugins, destination, &engine, proven).await?);
     }
     Ok((engine, plugins))
 }
 
-/// One of [`load_plugins`].
+/// The version of a plugin that a destination begins with.
+#[derive(Clone)]
+pub(super) struct Chosen {
+    pub plugin: Arc<Plugin>,
+    /// The last one that did well, if this one is another.
+    pub fallback: Option<Arc<Plugin>>,
+}
+
+/// One of [`load_plugins`]: what is in the directory, unless it was taken back before.
 pub(super) async fn load_plugin(
     directory: &Path,
     destination: &DestinationConfig,
     engine: &PluginEngine,
-) -> Result<Arc<Plugin>> {
+    proven: &Proven,
+) -> Result<Chosen> {
     let load = async {
         let file = Directory::find(directory, &destination.plugin)?;
-        let plugin = engine.load(&file).await?;
+        let plugin = engine.load_pinned(&file, &destination.pin).await?;
         check_plugin(destination, &plugin)?;
-        Ok(plugin)
+        let fallback = proven_plugin(destination, &file, &plugin, engine, proven).await;
+        match (fallback, proven.refused(destination, &plugin.sha256)) {
+            (Some(good), Some(why)) => {
+                tracing::warn!(
+                    destination = %destination.name, code = %why.code, version = %good.manifest.version,
+                    "the plugin in the directory was taken back before, and the one before it is used: {}", why.message
+                );
+                Ok(Chosen { plugin: good, fallback: None })
+            }
+            (fallback, _) => Ok(Chosen { plugin, fallback }),
+        }
     };
-    let loaded: Result<Arc<Plugin>> = load.await;
+    let loaded: Result<Chosen> = load.await;
     loaded.map_err(|error| error.context(format_args!("destination `{}`", destination.name)).exit(Exit::Usage))
+}
+
+/// The version that did well last, if it is another one, is kept, and could take over.
+async fn proven_plugin(
+    destination: &DestinationConfig,
+    file: &Path,
+    plugin: &Plugin,
+    engine: &PluginEngine,
+    proven: &Proven,
+) -> Option<Arc<Plugin>> {
+    let sha256 = proven.good(destination).filter(|good| *good != plugin.sha256)?;
+    let load = async {
+        let Some(good) = engine.load_kept(file, sha256).await? else { return Ok(None) };
+        check_plugin(destination, &good)?;
+        check_successor(plugin, &good)?;
+        check_successor(&good, plugin)?;
+        Ok(Some(good))
+    };
+    let loaded: Result<Option<Arc<Plugin>>> = load.await;
+    loaded.unwrap_or_else(|error| {
+        tracing::debug!(destination = %destination.name, code = error.code(), "the version before cannot come back: {error}");
+        None
+    })
 }
 
 /// Whether the configuration fits the plugin: settings, mode, grants.

@@ -19,6 +19,7 @@ use super::host_calls::MemoryState;
 use super::instance::{InstanceOptions, State};
 use super::limits::EngineLimits;
 use super::permissions::Grants;
+use super::pin::Pin;
 use super::{build, component, text, wasi};
 use crate::error::{Error, Result};
 
@@ -148,10 +149,17 @@ impl PluginEngine {
     /// function has another type;
     /// `plugin.describe` where it cannot say what it is. Each names the file.
     pub async fn load(&self, file: &Path) -> Result<Arc<Plugin>> {
+        self.load_pinned(file, &Pin::default()).await
+    }
+
+    /// The same for a file that has to be a certain one.
+    ///
+    /// # Errors
+    /// As of [`PluginEngine::load`], and those of [`Pin::check`].
+    pub async fn load_pinned(&self, file: &Path, pin: &Pin) -> Result<Arc<Plugin>> {
         let _one_at_a_time = self.0.loading.lock().await;
-        let this = self.clone();
-        let path = file.to_owned();
-        let Prepared { sha256, key, component, manifest } = match blocking(move || this.prepare(&path)).await? {
+        let (this, path, pin) = (self.clone(), file.to_owned(), pin.clone());
+        let prepared = match blocking(move || this.prepare(&path, &pin)).await? {
             Loaded::Known(plugin) => return Ok(plugin),
             Loaded::Cached(prepared) => prepared,
             Loaded::New { sha256, key, bytes } => {
@@ -159,6 +167,29 @@ impl PluginEngine {
                 Prepared { sha256, key, component, manifest: None }
             }
         };
+        self.link(file, prepared).await
+    }
+
+    /// What `file` was when it had this digest, if the cache has it.
+    ///
+    /// # Errors
+    /// As of [`PluginEngine::load`].
+    pub(crate) async fn load_kept(&self, file: &Path, sha256: &str) -> Result<Option<Arc<Plugin>>> {
+        let _one_at_a_time = self.0.loading.lock().await;
+        let (this, path, sha256) = (self.clone(), file.to_owned(), sha256.to_owned());
+        let kept = blocking(move || match this.known(&path, &sha256) {
+            Some(plugin) => Ok(Some(Loaded::Known(plugin))),
+            None => Ok(this.cached(&path, &sha256).map(Loaded::Cached)),
+        });
+        match kept.await? {
+            Some(Loaded::Known(plugin)) => Ok(Some(plugin)),
+            Some(Loaded::Cached(prepared)) => self.link(file, prepared).await.map(Some),
+            _ => Ok(None),
+        }
+    }
+
+    async fn link(&self, file: &Path, prepared: Prepared) -> Result<Arc<Plugin>> {
+        let Prepared { sha256, key, component, manifest } = prepared;
         let pre = self.0.linker.instantiate_pre(&component).and_then(v0_1::DestinationPre::new).map_err(|e| {
             Error::no(
                 "plugin.incompatible",
@@ -208,36 +239,43 @@ impl PluginEngine {
         EngineStats { compiled: self.0.compiled.load(Ordering::Relaxed), cached: self.0.cached.load(Ordering::Relaxed) }
     }
 
-    fn prepare(&self, file: &Path) -> Result<Loaded> {
+    fn prepare(&self, file: &Path, pin: &Pin) -> Result<Loaded> {
         let bytes = read(file, self.0.options.limits.component_bytes)?;
         let sha256 = hex(&Sha256::digest(&bytes));
-        let known = self
-            .0
-            .loaded
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .get(&(file.to_owned(), sha256.clone()))
-            .and_then(Weak::upgrade);
-        if let Some(plugin) = known {
+        pin.check(file, &bytes, &sha256)?;
+        if let Some(plugin) = self.known(file, &sha256) {
             return Ok(Loaded::Known(plugin));
         }
         component::check(file, &bytes)?;
-        let key = self.key(&sha256);
-        if let Some(Compiled { manifest, code }) = self.0.cache.load(&key) {
-            // SAFETY: the bytes are what this engine's `Component::serialize` gave: they
-            // come from a directory that only we can write to (`Cache::open`), their
-            // checksum is right, and wasmtime itself checks version and settings.
-            match unsafe { Component::deserialize(&self.0.engine, &code) } {
-                Ok(component) => {
-                    self.0.cached.fetch_add(1, Ordering::Relaxed);
-                    return Ok(Loaded::Cached(Prepared { sha256, key, component, manifest: Some(manifest) }));
-                }
-                Err(error) => {
-                    tracing::warn!(file = %file.display(), %error, "the cached code does not fit this engine and will be made again")
-                }
+        match self.cached(file, &sha256) {
+            Some(prepared) => Ok(Loaded::Cached(prepared)),
+            None => Ok(Loaded::New { key: self.key(&sha256), sha256, bytes }),
+        }
+    }
+
+    /// What is loaded of this file already.
+    fn known(&self, file: &Path, sha256: &str) -> Option<Arc<Plugin>> {
+        let loaded = self.0.loaded.lock().unwrap_or_else(PoisonError::into_inner);
+        loaded.get(&(file.to_owned(), sha256.to_owned())).and_then(Weak::upgrade)
+    }
+
+    /// What the cache has of it.
+    fn cached(&self, file: &Path, sha256: &str) -> Option<Prepared> {
+        let key = self.key(sha256);
+        let Compiled { manifest, code } = self.0.cache.load(&key)?;
+        // SAFETY: the bytes are what this engine's `Component::serialize` gave: they
+        // come from a directory that only we can write to (`Cache::open`), their
+        // checksum is right, and wasmtime itself checks version and settings.
+        match unsafe { Component::deserialize(&self.0.engine, &code) } {
+            Ok(component) => {
+                self.0.cached.fetch_add(1, Ordering::Relaxed);
+                Some(Prepared { sha256: sha256.to_owned(), key, component, manifest: Some(manifest) })
+            }
+            Err(error) => {
+                tracing::warn!(file = %file.display(), %error, "the cached code does not fit this engine and will be made again");
+                None
             }
         }
-        Ok(Loaded::New { sha256, key, bytes })
     }
 
     /// Compiles on threads that give way to all others. A compilation cannot be ended: one

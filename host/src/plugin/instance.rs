@@ -113,6 +113,15 @@ impl CallError {
         }
     }
 
+    /// One sentence, with the code at its end.
+    pub fn with_code(&self) -> String {
+        match self {
+            // It has it there already.
+            CallError::Failure(_) => self.to_string(),
+            _ => format!("{self} ({})", self.code()),
+        }
+    }
+
     /// As the host's error, with the code of [`CallError::code`].
     pub fn to_error(&self, who: &str) -> Error {
         let message = format!("{who}: {self}");
