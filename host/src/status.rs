@@ -300,6 +300,17 @@ impl DestinationStatus {
         };
         &mut self.tables[index]
     }
+
+    /// A table has another name from here on.
+    pub fn rename_table(&mut self, from: &TableName, to: &TableName) {
+        let name = from.to_string();
+        if from != to
+            && let Ok(index) = self.tables.binary_search_by(|known| known.table.as_str().cmp(&name))
+        {
+            let known = self.tables.remove(index);
+            *self.table_mut(to) = TableStatus { table: to.to_string(), ..known };
+        }
+    }
 }
 
 impl StatusReport {
@@ -427,6 +438,20 @@ impl DelayHistogram {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_renamed_table_has_one_entry_under_its_new_name() {
+        let mut destination = DestinationStatus::default();
+        for name in ["a", "b", "c"] {
+            destination.table_mut(&TableName::new("public", name)).rows_copied = 7;
+        }
+        destination.rename_table(&TableName::new("public", "a"), &TableName::new("public", "z"));
+        destination.rename_table(&TableName::new("public", "b"), &TableName::new("public", "b"));
+        destination.rename_table(&TableName::new("public", "gone"), &TableName::new("public", "x"));
+        let tables: Vec<(&str, u64)> =
+            destination.tables.iter().map(|table| (table.table.as_str(), table.rows_copied)).collect();
+        assert_eq!(tables, [("public.b", 7), ("public.c", 7), ("public.z", 7)]);
+    }
 
     #[test]
     fn the_report_has_the_shape_that_the_design_promises() {

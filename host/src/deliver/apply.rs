@@ -242,6 +242,7 @@ impl Destination {
     /// Applied: the plugin knows the table as `to` now.
     async fn record_applied(&mut self, oid: u32, to: Arc<TableSchema>) -> Result<(), Stop> {
         let wire = self.wire_table(&to);
+        self.show_renamed(oid, &to);
         if let Some(table) = self.parts.tables.get_mut(&oid) {
             let approved = table.barrier.as_ref().is_some_and(|barrier| barrier.verdict == Some(Verdict::Approved));
             let how = if approved { How::Approved } else { How::Applied };

@@ -282,6 +282,9 @@ impl Destination {
             let applying = Applying { from: barrier.from, to: barrier.to, step: 0 };
             return self.fail_table(oid, lost_versions(&applying)).await;
         }
+        if forward && let Some(to) = &to {
+            self.show_renamed(oid, to);
+        }
         let Some(table) = self.parts.tables.get_mut(&oid) else { return Ok(()) };
         table.record.applying = None;
         if forward && let Some(to) = to {

@@ -770,6 +770,13 @@ impl Destination {
         });
     }
 
+    /// Shows a table under the name that it has from this version on.
+    pub(super) fn show_renamed(&self, oid: u32, to: &TableSchema) {
+        let Some(table) = self.parts.tables.get(&oid) else { return };
+        let from = &table.record.name;
+        self.parts.board.update_destination(&self.parts.config.name, |status| status.rename_table(from, &to.name));
+    }
+
     /// Shows what is recorded of a table.
     pub(super) fn publish_table(&self, oid: u32) {
         let Some(Table { record, barrier, .. }) = self.parts.tables.get(&oid) else { return };
