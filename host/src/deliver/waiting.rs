@@ -36,11 +36,16 @@ impl Waiting {
     }
 
     fn set(&mut self, destinations: Vec<(DestinationConfig, Watch)>) {
-        self.looks = (!destinations.is_empty()).then(|| {
-            let mut looks = interval(LOOK_EVERY);
-            looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-            looks
-        });
+        if destinations.is_empty() {
+            self.looks = None;
+        } else {
+            // A new one would be due at once, again and again.
+            self.looks.get_or_insert_with(|| {
+                let mut looks = interval(LOOK_EVERY);
+                looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+                looks
+            });
+        }
         self.destinations = destinations;
     }
 }
@@ -68,17 +73,16 @@ impl Members {
         if added.is_empty() {
             return Ok("the configuration is the same".to_owned());
         }
-        let (mut names, mut waiting, mut failed) = (Vec::new(), Vec::new(), None);
+        let (mut done, mut waiting, mut failed) = (Vec::new(), Vec::new(), None);
         for destination in added {
             // Before the attempt: what is put there meanwhile is seen.
             let watch = watch_of(&self.parts.config.pipeline.plugins, &destination);
-            let name = format!("`{}`", destination.name);
             match self.add(&destination).await {
-                Ok(()) => names.push(name),
+                Ok(()) => done.push(format!("added destination `{}`", destination.name)),
                 Err(error) if is_of_plugin(&error) => {
                     self.show_waiting(&destination, &error);
+                    done.push(format!("destination `{}` waits for its plugin", destination.name));
                     waiting.push((destination, watch));
-                    failed.get_or_insert(error);
                 }
                 Err(error) => {
                     failed = Some(error);
@@ -89,7 +93,7 @@ impl Members {
         self.waiting.set(waiting);
         match failed {
             Some(error) => Err(error),
-            None => Ok(format!("added destination {}", names.join(", "))),
+            None => Ok(done.join("; ")),
         }
     }
 
@@ -195,4 +199,37 @@ fn restart_needed(running: &Config, new: &Config) -> Vec<String> {
         }
     }
     others
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use futures_util::FutureExt as _;
+
+    #[tokio::test]
+    async fn who_waits_is_looked_at_from_time_to_time_and_not_all_the_time() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("tidegate.toml");
+        std::fs::write(
+            &file,
+            "[pipeline]\nname = \"shop\"\n[source]\nurl = \"postgres://me@db/shop\"\npublication = \"shop\"\n\
+             [[destination]]\nname = \"lake\"\nplugin = \"files\"\nmode = \"changes\"\n",
+        )
+        .unwrap();
+        let lake = Config::load(&file).unwrap().destinations.remove(0);
+        let mut waiting = Waiting::default();
+        let wait = |waiting: &mut Waiting| {
+            let watch = watch_of(directory.path(), &lake);
+            waiting.set(vec![(lake.clone(), watch)]);
+        };
+        assert!(waiting.looked().now_or_never().is_none(), "nobody waits");
+        wait(&mut waiting);
+        assert!(waiting.looked().now_or_never().is_some(), "at once");
+        // Long enough for any machine.
+        waiting.looks.as_mut().unwrap().reset_after(std::time::Duration::from_secs(3600));
+        wait(&mut waiting);
+        assert!(waiting.looked().now_or_never().is_none(), "and then not before its time");
+        waiting.set(Vec::new());
+        assert!(waiting.looked().now_or_never().is_none());
+    }
 }
