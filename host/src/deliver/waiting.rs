@@ -3,7 +3,7 @@
 
 use std::sync::{Arc, PoisonError};
 
-use tokio::time::{Interval, MissedTickBehavior, interval};
+use tokio::time::{Instant, sleep_until};
 
 use crate::config::{Config, DestinationConfig};
 use crate::error::{Error, Result};
@@ -23,28 +23,26 @@ use super::start::{check_tables, load_plugin, look_at_source};
 #[derive(Default)]
 pub(super) struct Waiting {
     destinations: Vec<(DestinationConfig, Watch)>,
-    looks: Option<Interval>,
+    /// When they are looked at next.
+    next: Option<Instant>,
 }
 
 impl Waiting {
     /// Returns when it is time to look; never if nobody waits.
     pub async fn looked(&mut self) {
-        match &mut self.looks {
-            Some(looks) => drop(looks.tick().await),
+        match self.next {
+            Some(next) => sleep_until(next).await,
             None => std::future::pending().await,
         }
+        self.next = Some(Instant::now() + LOOK_EVERY);
     }
 
     fn set(&mut self, destinations: Vec<(DestinationConfig, Watch)>) {
         if destinations.is_empty() {
-            self.looks = None;
+            self.next = None;
         } else {
-            // A new one would be due at once, again and again.
-            self.looks.get_or_insert_with(|| {
-                let mut looks = interval(LOOK_EVERY);
-                looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-                looks
-            });
+            // Who waits on waits for the next look.
+            self.next.get_or_insert_with(Instant::now);
         }
         self.destinations = destinations;
     }
@@ -224,11 +222,12 @@ mod tests {
         };
         assert!(waiting.looked().now_or_never().is_none(), "nobody waits");
         wait(&mut waiting);
-        assert!(waiting.looked().now_or_never().is_some(), "at once");
-        // Long enough for any machine.
-        waiting.looks.as_mut().unwrap().reset_after(std::time::Duration::from_secs(3600));
+        let first = waiting.next.unwrap();
+        waiting.looked().await;
+        let second = waiting.next.unwrap();
+        assert!(second >= first + LOOK_EVERY);
         wait(&mut waiting);
-        assert!(waiting.looked().now_or_never().is_none(), "and then not before its time");
+        assert_eq!(waiting.next, Some(second), "not at once again");
         waiting.set(Vec::new());
         assert!(waiting.looked().now_or_never().is_none());
     }
