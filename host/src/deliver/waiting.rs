@@ -3,7 +3,7 @@
 
 use std::sync::{Arc, PoisonError};
 
-use tokio::time::{Interval, MissedTickBehavior, interval};
+use tokio::time::{Instant, sleep_until};
 
 use crate::config::{Config, DestinationConfig};
 use crate::error::{Error, Result};
@@ -23,24 +23,27 @@ use super::start::{check_tables, load_plugin, look_at_source};
 #[derive(Default)]
 pub(super) struct Waiting {
     destinations: Vec<(DestinationConfig, Watch)>,
-    looks: Option<Interval>,
+    /// When they are looked at next.
+    next: Option<Instant>,
 }
 
 impl Waiting {
     /// Returns when it is time to look; never if nobody waits.
     pub async fn looked(&mut self) {
-        match &mut self.looks {
-            Some(looks) => drop(looks.tick().await),
+        match self.next {
+            Some(next) => sleep_until(next).await,
             None => std::future::pending().await,
         }
+        self.next = Some(Instant::now() + LOOK_EVERY);
     }
 
     fn set(&mut self, destinations: Vec<(DestinationConfig, Watch)>) {
-        self.looks = (!destinations.is_empty()).then(|| {
-            let mut looks = interval(LOOK_EVERY);
-            looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-            looks
-        });
+        if destinations.is_empty() {
+            self.next = None;
+        } else {
+            // Who waits on waits for the next look.
+            self.next.get_or_insert_with(Instant::now);
+        }
         self.destinations = destinations;
     }
 }
@@ -68,17 +71,16 @@ impl Members {
         if added.is_empty() {
             return Ok("the configuration is the same".to_owned());
         }
-        let (mut names, mut waiting, mut failed) = (Vec::new(), Vec::new(), None);
+        let (mut done, mut waiting, mut failed) = (Vec::new(), Vec::new(), None);
         for destination in added {
             // Before the attempt: what is put there meanwhile is seen.
             let watch = watch_of(&self.parts.config.pipeline.plugins, &destination);
-            let name = format!("`{}`", destination.name);
             match self.add(&destination).await {
-                Ok(()) => names.push(name),
+                Ok(()) => done.push(format!("added destination `{}`", destination.name)),
                 Err(error) if is_of_plugin(&error) => {
                     self.show_waiting(&destination, &error);
+                    done.push(format!("destination `{}` waits for its plugin", destination.name));
                     waiting.push((destination, watch));
-                    failed.get_or_insert(error);
                 }
                 Err(error) => {
                     failed = Some(error);
@@ -89,7 +91,7 @@ impl Members {
         self.waiting.set(waiting);
         match failed {
             Some(error) => Err(error),
-            None => Ok(format!("added destination {}", names.join(", "))),
+            None => Ok(done.join("; ")),
         }
     }
 
@@ -195,4 +197,38 @@ fn restart_needed(running: &Config, new: &Config) -> Vec<String> {
         }
     }
     others
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use futures_util::FutureExt as _;
+
+    #[tokio::test]
+    async fn who_waits_is_looked_at_from_time_to_time_and_not_all_the_time() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("tidegate.toml");
+        std::fs::write(
+            &file,
+            "[pipeline]\nname = \"shop\"\n[source]\nurl = \"postgres://me@db/shop\"\npublication = \"shop\"\n\
+             [[destination]]\nname = \"lake\"\nplugin = \"files\"\nmode = \"changes\"\n",
+        )
+        .unwrap();
+        let lake = Config::load(&file).unwrap().destinations.remove(0);
+        let mut waiting = Waiting::default();
+        let wait = |waiting: &mut Waiting| {
+            let watch = watch_of(directory.path(), &lake);
+            waiting.set(vec![(lake.clone(), watch)]);
+        };
+        assert!(waiting.looked().now_or_never().is_none(), "nobody waits");
+        wait(&mut waiting);
+        let first = waiting.next.unwrap();
+        waiting.looked().await;
+        let second = waiting.next.unwrap();
+        assert!(second >= first + LOOK_EVERY);
+        wait(&mut waiting);
+        assert_eq!(waiting.next, Some(second), "not at once again");
+        waiting.set(Vec::new());
+        assert!(waiting.looked().now_or_never().is_none());
+    }
 }
