@@ -11,7 +11,7 @@ use tokio::sync::{OwnedMutexGuard, oneshot};
 use tokio::time::Instant;
 
 use crate::batch::{CopyBuilder, rows_weight};
-use crate::copy::{Base, Reading, RowSink, Stretch, Turn, Wave, WaveTable};
+use crate::copy::{Base, Look, Reading, RowSink, Stretch, Turn, Wave, WaveTable};
 use crate::error::{Error, Result};
 use crate::memory::Taken;
 use crate::position::{Lsn, Position};
@@ -526,7 +526,9 @@ impl Takers {
     /// What somebody lacks.
     fn lack(&self) -> Vec<Reading> {
         let mut lack: Vec<Reading> = self.all.iter().flat_map(|taker| taker.lacks.iter().copied()).collect();
-        lack.sort_unstable();
+        // What was never read is first: a restart before the end of all second looks, which
+        // are the same again, has got further all the same.
+        lack.sort_unstable_by_key(|reading| (reading.look != Look::All, *reading));
         lack.dedup();
         lack
     }
