@@ -155,21 +155,24 @@ impl Bench {
         self.mirror.sql(written).parse().unwrap()
     }
 
-    /// Makes room in the table's first page, and returns the pages that the first stretch
-    /// has.
-    fn make_room(&self) -> u64 {
+    /// Makes room in most pages of the first stretch.
+    fn make_room(&self) {
         // A snapshot of one who was killed would keep the dead rows.
         wait_until_left(&self.source);
-        self.source.sql("DELETE FROM t WHERE ctid < '(1,0)'");
+        self.source.sql("DELETE FROM t WHERE ctid < '(20,0)'");
         self.source.sql("VACUUM t");
-        self.copy("mirror").unwrap().stretches[0].stretch.to.unwrap()
     }
 
-    /// The page of a row.
-    fn page(&self, i: u64) -> u64 {
-        self.source.sql(&format!("SELECT (ctid::text::point)[0]::bigint FROM t WHERE i = {i}")).parse().unwrap()
+    /// A row that is in the first stretch now.
+    fn in_first_stretch(&self, condition: &str) -> u64 {
+        let first = self.copy("mirror").unwrap().stretches[0].stretch.to.unwrap();
+        let row = self.source.sql(&format!("SELECT min(i) FROM t WHERE ctid < '({first},0)' AND {condition}"));
+        row.parse().unwrap_or_else(|_| panic!("no row with {condition} is in the first stretch"))
     }
 }
+
+/// A text that makes a row larger than what a full page has left.
+const LARGE: &str = "(SELECT string_agg(md5(part::text), '') FROM generate_series(1, 55) part)";
 
 /// Waits until nobody is connected, and all have said what they wrote.
 fn wait_until_left(database: &Database) {
@@ -350,12 +353,12 @@ fn a_row_that_moves_into_a_stretch_that_is_done_is_there_with_what_no_change_sen
     bench.die_at("copy.range-done:10");
     let copy = bench.copy("mirror").unwrap();
     assert!(copy.stretches[0].base.is_some() && copy.stretches[copy.stretches.len() - 1].base.is_none());
-    let first = bench.make_room();
-    // It lies in the last stretch, and has a value that its update does not send.
-    let row = ROWS - 100;
-    assert!(bench.page(row) >= copy.stretches[copy.stretches.len() - 1].stretch.from);
-    bench.source.sql(&format!("UPDATE t SET n = 5 WHERE i = {row}"));
-    assert!(bench.page(row) < first, "the row went to page {}, beyond {first}", bench.page(row));
+    bench.make_room();
+    // They lie in the last stretch, and have a value that their update does not send.
+    let last = copy.stretches[copy.stretches.len() - 1].stretch.from;
+    let moves = format!("i % 10 = 0 AND i > {} AND ctid >= '({last},0)'", ROWS - 300);
+    bench.source.sql(&format!("UPDATE t SET n = 5, v = {LARGE} WHERE {moves}"));
+    let row = bench.in_first_stretch("n = 5");
     bench.pipeline.start();
     bench.assert_equal();
     assert_eq!(bench.mirror.sql(&format!("SELECT n, length(big) FROM t WHERE i = {row}")), "5|3200");
@@ -369,16 +372,17 @@ fn a_third_start_does_not_delete_what_the_second_has_copied() {
     let before = bench.copy("mirror").unwrap();
     assert!(before.stretches[0].base.is_some());
     // Gone after the first snapshot, and back before the second.
-    let first = bench.make_room();
-    bench.source.sql("INSERT INTO t SELECT 1, 1, 'back', 'back'");
-    assert!(bench.page(1) < first);
-    bench.die_at("copy.range-done:20");
+    bench.make_room();
+    bench.source.sql(&format!("INSERT INTO t SELECT i, i, {LARGE}, 'back' FROM generate_series(1, 30) i"));
+    let row = bench.in_first_stretch("v = 'back'");
+    // The second looks are last.
+    bench.die_at("copy.range-done:29");
     let second = bench.copy("mirror").unwrap();
     assert!(before.stretches[0].base < second.stretches[0].base && second.complete().is_none());
     assert!(before.cleaned < second.cleaned);
     bench.pipeline.start();
     bench.assert_equal();
-    assert_eq!(bench.mirror.sql("SELECT v FROM t WHERE id = 1"), "back");
+    assert_eq!(bench.mirror.sql(&format!("SELECT v FROM t WHERE id = {row}")), "back");
     assert_eq!(bench.times_logged("is copied by"), 1, "{}", bench.pipeline.log());
 }
 
