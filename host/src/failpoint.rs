@@ -33,6 +33,7 @@ mod armed {
         "copy.versioned",
         "copy.recorded",
         "copy.begun",
+        "copy.cleaned",
         "copy.range-started",
         "copy.rows",
         "copy.range-done",
@@ -42,7 +43,6 @@ mod armed {
         "drain.begun",
         "drain.read",
         "drain.sent",
-        "drain.passed",
         "drain.live",
         // The stream.
         "router.committed",

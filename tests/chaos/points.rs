@@ -48,6 +48,7 @@ pub const POINTS: &[(&str, Way)] = &[
     ("copy.versioned", Way::Copy),
     ("copy.recorded", Way::Copy),
     ("copy.begun", Way::Copy),
+    ("copy.cleaned", Way::After("copy.range-done")),
     ("copy.range-started", Way::Resume),
     ("copy.rows", Way::Copy),
     ("copy.range-done", Way::Resume),
@@ -57,7 +58,6 @@ pub const POINTS: &[(&str, Way)] = &[
     ("drain.begun", Way::Copy),
     ("drain.read", Way::Copy),
     ("drain.sent", Way::Copy),
-    ("drain.passed", Way::After("copy.range-done")),
     ("drain.live", Way::Copy),
     ("router.committed", Way::Stream),
     ("router.sent", Way::Stream),
@@ -181,19 +181,8 @@ fn prepare(world: &mut World, way: Way) -> Result<()> {
             world.resync(&some)
         }
         Way::Resume => {
-            // All of a row comes with each change of its key: none makes a copy begin again.
-            const TABLES: [&str; 2] = ["accounts", "full_docs"];
-            world.traffic.pause();
-            // In the order of their keys, by which they are then copied.
-            let ordered = world.at_source().and_then(|source| {
-                TABLES.iter().try_for_each(|table| {
-                    source.run(&format!("CLUSTER {table} USING {table}_pkey"))?;
-                    source.run(&format!("ANALYZE {table}"))
-                })
-            });
-            world.traffic.resume();
-            ordered?;
             // A log's copies do not go on, nor would that of the mirror beside them.
+            const TABLES: [&str; 4] = ["accounts", "docs", "full_docs", "pairs"];
             TABLES
                 .iter()
                 .try_for_each(|table| world.host.run(&["resync", "mirror", &format!("public.{table}")]).map(drop))

@@ -32,10 +32,10 @@ use ranges::{Part, Range};
 pub use read::RowSink;
 
 mod examine;
-mod keys;
 mod queue;
 mod ranges;
 mod read;
+mod stretches;
 mod table;
 #[cfg(test)]
 mod tests;
@@ -105,6 +105,8 @@ impl Default for WaveOptions {
 pub struct Wave {
     /// S: a commit is in the snapshot if its LSN is below (P14).
     pub floor: Lsn,
+    /// Each transaction below it had ended when the snapshot was taken.
+    xmin: u64,
     /// What can be copied, biggest first.
     pub tables: Vec<WaveTable>,
     /// Tables that were asked for and cannot be copied now, and why.
@@ -237,12 +239,12 @@ impl Wave {
                 .next("Check that the source is PostgreSQL itself, without a proxy between.")
         })?;
         statement(&keeper, &begin_sql(&exported)).await?;
-        let row = keeper.query_one("SELECT pg_export_snapshot()", &[]).await;
-        let snapshot = row.map_err(|error| sql_error(&error, "exporting the snapshot again"))?.get(0);
+        let (snapshot, xmin) = export(&keeper).await?;
         // Before any lock (P13). With the connection it would go as well, but later.
         replication.drop_slot(&slot).await?;
         Ok(Wave {
             floor: created.consistent_point,
+            xmin,
             tables: Vec::new(),
             skipped: Vec::new(),
             taken_at,
@@ -326,6 +328,14 @@ fn begin_sql(snapshot: &str) -> String {
 
 async fn statement(client: &Client, sql: &str) -> Result<()> {
     client.batch_execute(sql).await.map_err(|error| sql_error(&error, "taking the snapshot of a copy"))
+}
+
+/// A name for the snapshot that others can import too, and its `xmin`.
+async fn export(keeper: &Client) -> Result<(String, u64)> {
+    let sql = "SELECT pg_export_snapshot(), pg_snapshot_xmin(pg_current_snapshot())::text::int8";
+    let row = keeper.query_one(sql, &[]).await;
+    let row = row.map_err(|error| sql_error(&error, "exporting the snapshot again"))?;
+    Ok((row.get(0), row.get::<_, i64>(1).unsigned_abs()))
 }
 
 async fn version_num(client: &Client) -> Result<u32> {

@@ -1,8 +1,9 @@
-//! Before a range is copied again of which some rows are at a destination: what has gone
-//! from it since is deleted there (P19).
+//! Before a copy goes on in another snapshot: what has gone from the table since the last
+//! one is deleted at the destination (P19).
 //!
 //! Such a row was there in an earlier snapshot and is not in this one, so the spool has
-//! its delete, or the change that gave it another key.
+//! its delete, or the change that gave it another key. What came back meanwhile is a newer
+//! version, which is read in this snapshot and sent behind.
 
 use std::sync::Arc;
 
@@ -14,22 +15,19 @@ use crate::error::{Error, Result};
 use crate::position::Lsn;
 use crate::schema::table::TableSchema;
 use crate::source::pgoutput::{self, Cell, Message, OldTuple, Relation, Tuple};
-use crate::store::CopyRecord;
 use crate::wire;
 
 use super::copier::Copier;
 use super::drain::{before, read};
 use super::feed::{Fed, Feed, Transaction};
-use super::floors::{column_at, range_of};
-use super::resume::{Have, not_resumable};
+use super::resume::not_resumable;
 use super::routes::Command;
 
 /// Looks for what has gone.
 pub(super) struct Cleaner<'a> {
     copier: &'a Copier,
     schema: Arc<TableSchema>,
-    copy: &'a CopyRecord,
-    /// Of the first rows of any range that is cleaned.
+    /// The least of all takers'.
     since: Lsn,
     /// The snapshot's own: what is at or beyond it comes later.
     floor: Lsn,
@@ -41,11 +39,12 @@ pub(super) struct Cleaner<'a> {
     scanned: Option<u64>,
 }
 
-/// A destination with ranges to clean.
+/// A destination that has rows of earlier snapshots.
 struct Taker {
     /// As whoever asks counts them.
     index: usize,
-    have: Vec<Have>,
+    /// What went before was deleted there.
+    since: Lsn,
     feed: Feed,
 }
 
@@ -53,26 +52,22 @@ struct Taker {
 pub(super) type Deletes = Vec<(usize, wire::MergeRows)>;
 
 impl<'a> Cleaner<'a> {
-    /// For the destinations that have some rows of a range; none if there is nothing to do.
-    pub fn new<'b>(
+    /// For destinations that lack the deletes since an LSN, up to `floor`; none if there is
+    /// nothing to do.
+    pub fn new(
         copier: &'a Copier,
         schema: Arc<TableSchema>,
-        copy: &'a CopyRecord,
         floor: Lsn,
-        takers: impl Iterator<Item = &'b [Have]>,
+        takers: impl Iterator<Item = Option<Lsn>>,
     ) -> Option<Cleaner<'a>> {
-        let since = |have: &[Have]| have.iter().filter_map(|have| have.since()).min();
+        let feed = || Feed::new(schema.oid, copier.epoch, copier.versions.history());
         let takers: Vec<Taker> = takers
             .enumerate()
-            .filter(|(_, have)| since(have).is_some())
-            .map(|(index, have)| Taker {
-                index,
-                have: have.to_vec(),
-                feed: Feed::new(schema.oid, copier.epoch, copier.versions.history()),
-            })
+            .filter_map(|(index, since)| Some(Taker { index, since: since?, feed: feed() }))
+            .filter(|taker| taker.since < floor)
             .collect();
-        let since = takers.iter().filter_map(|taker| since(&taker.have)).min()?;
-        Some(Cleaner { copier, schema, copy, since, floor, relation: None, takers, reader: None, scanned: None })
+        let since = takers.iter().map(|taker| taker.since).min()?;
+        Some(Cleaner { copier, schema, since, floor, relation: None, takers, reader: None, scanned: None })
     }
 
     /// More that has gone; none: that was all.
@@ -165,22 +160,15 @@ impl<'a> Cleaner<'a> {
     /// A row with this key has gone.
     fn gone(&mut self, frame: &Frame, old: OldTuple) -> Result<()> {
         let head = frame.head;
-        let range = self.range_of(&old.tuple)?;
         let transaction = Transaction { commit: head.commit, committed_at: head.committed_at, xid: head.xid };
         let message = Message::Delete { oid: self.schema.oid, old };
         let (name, mut decoded) = (self.schema.name.clone(), true);
         for taker in &mut self.takers {
-            if taker.have.get(range).and_then(|have| have.since()).is_some_and(|since| since <= head.commit) {
+            if taker.since <= head.commit {
                 decoded &= taker.feed.change(transaction, head.row, head.ordinal, &message).is_ok();
             }
         }
         if decoded { Ok(()) } else { Err(not_resumable(&name, "no version of its schema fits its changes")) }
-    }
-
-    fn range_of(&self, tuple: &Tuple) -> Result<usize> {
-        let index = self.relation.as_ref().and_then(|relation| column_at(relation, &self.copy.column));
-        let range = index.map(|index| range_of(&self.copy.keys, tuple, index)).transpose()?.flatten();
-        range.ok_or_else(|| self.cannot("a change has no key"))
     }
 
     fn deletes(&mut self) -> Result<Deletes> {

@@ -7,22 +7,21 @@ use super::super::resume::{NOT_RESUMABLE, Resumes};
 use super::super::versions::Versions;
 use super::*;
 use crate::copy::spool::{FrameHead, SpoolOptions};
-use crate::copy::{KeyRanges, KeyType, Spool, WaveOptions};
+use crate::copy::{Spool, WaveOptions};
 use crate::position::SnapshotId;
 use crate::schema::history::History;
 use crate::schema::samples;
 use crate::source::SourceConfig;
 use crate::status::StatusBoard;
-use crate::store::{RangeRecord, Store};
+use crate::store::Store;
 
 const OID: u32 = 7;
 
-/// A copy by two ranges of `id`, up to 100 and beyond, and a spool.
+/// A table with key `id`, and a spool.
 struct Bench {
     copier: Copier,
     commands: mpsc::UnboundedReceiver<Command>,
     schema: Arc<TableSchema>,
-    copy: CopyRecord,
     _directory: tempfile::TempDir,
 }
 
@@ -40,17 +39,6 @@ fn bench() -> Bench {
     let versions =
         Versions::new(history, Store::open(directory.path(), "clean").unwrap(), source.clone(), Away::default(), None);
     let (sender, commands) = mpsc::unbounded_channel();
-    let keys = KeyRanges::stored(KeyType::Integer, &["100".to_owned()]).unwrap();
-    let copy = CopyRecord {
-        destination: "d".to_owned(),
-        oid: OID,
-        run: "run".to_owned(),
-        snapshot: schema.snapshot,
-        origin: String::new(),
-        column: "id".to_owned(),
-        ranges: vec![RangeRecord::default(); keys.count()],
-        keys,
-    };
     let copier = Copier {
         memory: crate::memory::Budget::new(Some(512 << 20), 1).unwrap_or_else(|error| panic!("{error}")),
         source,
@@ -65,7 +53,7 @@ fn bench() -> Bench {
         resume_bytes: 1,
         spool,
     };
-    Bench { copier, commands, schema: Arc::new(schema), copy, _directory: directory }
+    Bench { copier, commands, schema: Arc::new(schema), _directory: directory }
 }
 
 /// `-` is null, `~` was not sent.
@@ -123,10 +111,10 @@ impl Bench {
 
     /// What is deleted at each of the destinations before they get the snapshot at 60;
     /// `begun`: how often the stream was begun each time that it is asked.
-    async fn clean(&mut self, have: &[Vec<Have>], begun: &[Option<u64>]) -> Result<Vec<Vec<i32>>> {
-        let (copier, schema, copy) = (&self.copier, self.schema.clone(), &self.copy);
-        let mut gone = vec![Vec::new(); have.len()];
-        let cleaner = Cleaner::new(copier, schema, copy, Lsn(60), have.iter().map(Vec::as_slice));
+    async fn clean(&mut self, since: &[Option<Lsn>], begun: &[Option<u64>]) -> Result<Vec<Vec<i32>>> {
+        let (copier, schema) = (&self.copier, self.schema.clone());
+        let mut gone = vec![Vec::new(); since.len()];
+        let cleaner = Cleaner::new(copier, schema, Lsn(60), since.iter().copied());
         let Some(mut cleaner) = cleaner else { return Ok(gone) };
         let commands = &mut self.commands;
         let router = async {
@@ -153,10 +141,8 @@ impl Bench {
     }
 }
 
-const BEGUN: Have = Have::Some(Lsn(10));
-
 #[tokio::test]
-async fn what_went_from_a_range_that_was_begun_is_deleted_where_it_was_begun() {
+async fn what_went_since_the_last_snapshot_is_deleted_at_those_who_have_rows_of_it() {
     let mut bench = bench();
     bench.spool(&[
         delete("1"),
@@ -166,23 +152,18 @@ async fn what_went_from_a_range_that_was_begun_is_deleted_where_it_was_begun() {
         delete("200"),
         delete("5"), // At 60: in the stream, not before the snapshot.
     ]);
-    let have = [
-        vec![BEGUN, Have::All],
-        vec![Have::Nothing, BEGUN],
-        vec![Have::Some(Lsn(20)), Have::Some(Lsn(51))],
-        vec![Have::All, Have::Nothing],
-    ];
-    let gone = bench.clean(&have, &[Some(3), Some(3)]).await.unwrap();
-    assert_eq!(gone, [vec![1, 3], vec![200], vec![3], vec![]]);
-    let nothing = bench.clean(&[vec![Have::All, Have::Nothing]], &[]).await.unwrap();
-    assert_eq!(nothing, [Vec::<i32>::new()], "nobody is asked");
+    let since = [Some(Lsn(10)), None, Some(Lsn(20)), Some(Lsn(51)), Some(Lsn(60))];
+    let gone = bench.clean(&since, &[Some(3), Some(3)]).await.unwrap();
+    assert_eq!(gone, [vec![1, 3, 200], vec![], vec![3, 200], vec![], vec![]]);
+    let nothing = bench.clean(&[None, Some(Lsn(60))], &[]).await.unwrap();
+    assert_eq!(nothing, [Vec::<i32>::new(), Vec::new()], "nobody is asked");
 }
 
 #[tokio::test]
 async fn a_spool_that_was_set_back_meanwhile_is_read_once_more() {
     let mut bench = bench();
     bench.spool(&[delete("1")]);
-    let gone = bench.clean(&[vec![BEGUN, BEGUN]], &[Some(3), Some(4), Some(4)]).await.unwrap();
+    let gone = bench.clean(&[Some(Lsn(10))], &[Some(3), Some(4), Some(4)]).await.unwrap();
     assert_eq!(gone, [vec![1, 1]]);
 }
 
@@ -190,10 +171,10 @@ async fn a_spool_that_was_set_back_meanwhile_is_read_once_more() {
 async fn a_truncation_or_a_full_spool_makes_the_copy_begin_again() {
     let mut bench = bench();
     bench.spool(&[delete("1"), truncate()]);
-    let have = [vec![BEGUN, BEGUN]];
-    let error = bench.clean(&have, &[Some(3)]).await.unwrap_err();
+    let since = [Some(Lsn(10))];
+    let error = bench.clean(&since, &[Some(3)]).await.unwrap_err();
     assert_eq!((error.code(), error.is_transient()), (NOT_RESUMABLE, true));
-    let error = bench.clean(&have, &[None]).await.unwrap_err();
+    let error = bench.clean(&since, &[None]).await.unwrap_err();
     assert_eq!(error.code(), NOT_RESUMABLE);
     assert!(error.message().contains("waits for room"), "{error}");
 }

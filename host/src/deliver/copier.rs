@@ -15,7 +15,7 @@ use crate::source::catalog::{PublishedTable, published_tables};
 use crate::source::config::SourceConfig;
 use crate::source::session::connect;
 use crate::status::StatusBoard;
-use crate::store::{CopyRecord, RangeRecord};
+use crate::store::{CopyRecord, StretchRecord};
 
 use super::copy_run::{CopyRun, Stalled};
 use super::destination::Copying;
@@ -85,11 +85,11 @@ struct Copied {
     again: BTreeSet<usize>,
 }
 
-/// Destinations that get a table by one read, and the ranges of the key that it goes by;
-/// with a run, if that goes on.
+/// Destinations that get a table by one read, and the stretches that it goes by; with a
+/// run, if that goes on.
 struct Group {
     wanted: BTreeSet<usize>,
-    ranges: Option<CopyRecord>,
+    copy: Option<CopyRecord>,
 }
 
 impl Copier {
@@ -192,7 +192,7 @@ impl Copier {
         let mut copies = JoinSet::new();
         for table in &wave.tables {
             let Some(destinations) = wanted.get(&table.table.oid).cloned() else { continue };
-            for group in self.groups(&wave, table, destinations).await {
+            for group in self.groups(&wave, table, destinations) {
                 let (copier, wave, table, stalled) = (self.clone(), wave.clone(), table.clone(), stalled.clone());
                 copies.spawn(async move { copier.copy(wave, table, group, stalled).await });
             }
@@ -215,7 +215,7 @@ impl Copier {
 
     /// Destinations whose run goes on share a read with those of the same run; all others
     /// begin together (P19, P20).
-    async fn groups(&self, wave: &Wave, table: &WaveTable, wanted: BTreeSet<usize>) -> Vec<Group> {
+    fn groups(&self, wave: &Wave, table: &WaveTable, wanted: BTreeSet<usize>) -> Vec<Group> {
         let origin = format!("{}, epoch {}", wave.origin(table), self.epoch);
         let mut runs: BTreeMap<String, Group> = BTreeMap::new();
         let mut fresh = BTreeSet::new();
@@ -223,16 +223,18 @@ impl Copier {
             let place = Place { destination, oid: table.table.oid };
             let name = &self.outlets[destination].name;
             match self.resumes.get(place) {
-                Some(copy) if copy.origin == origin && self.outlets[destination].resumes => {
+                Some(copy)
+                    if copy.origin == origin && copy.goes_on_in(wave.base()) && self.outlets[destination].resumes =>
+                {
                     let group = runs
                         .entry(copy.run.clone())
-                        .or_insert_with(|| Group { wanted: BTreeSet::new(), ranges: Some(copy) });
+                        .or_insert_with(|| Group { wanted: BTreeSet::new(), copy: Some(copy) });
                     group.wanted.insert(destination);
                 }
                 Some(_) => {
                     tracing::warn!(
                         destination = %name, table = %table.table.name,
-                        "the copy of the table begins again: the table was altered, rewritten or truncated since, or the destination cannot go on"
+                        "the copy of the table begins again: the table was altered, rewritten or truncated since, or too long ago, or the destination cannot go on"
                     );
                     self.resumes.remove(place);
                     fresh.insert(destination);
@@ -244,14 +246,14 @@ impl Copier {
         }
         let mut groups: Vec<Group> = runs.into_values().collect();
         if !fresh.is_empty() {
-            let ranges = self.ranges(wave, table, &fresh, origin).await;
-            groups.push(Group { wanted: fresh, ranges });
+            let copy = self.stretches(wave, table, &fresh, origin);
+            groups.push(Group { wanted: fresh, copy });
         }
         groups
     }
 
-    /// The ranges of a copy that begins, if it is worth to be resumed and can be.
-    async fn ranges(
+    /// The stretches of a copy that begins, if it is worth to be resumed and can be.
+    fn stretches(
         &self,
         wave: &Wave,
         table: &WaveTable,
@@ -259,26 +261,20 @@ impl Copier {
         origin: String,
     ) -> Option<CopyRecord> {
         let can = wanted.iter().all(|destination| self.outlets[*destination].resumes);
-        if !can || table.source_bytes < self.resume_bytes {
+        // What went is told by its key.
+        if !can || table.source_bytes < self.resume_bytes || table.schema.merge_key().is_empty() {
             return None;
         }
-        let (column, keys) = match wave.key_ranges(table).await {
-            Ok(found) => found?,
-            Err(error) => {
-                tracing::warn!(table = %table.table.name, code = error.code(), "the copy cannot be resumed if it ends early: {error}");
-                return None;
-            }
-        };
-        tracing::info!(table = %table.table.name, "the table is copied by {} ranges of {column}", keys.count());
+        let stretches = wave.stretches(table, self.resume_bytes)?;
+        tracing::info!(table = %table.table.name, "the table is copied by {} stretches", stretches.len());
         Some(CopyRecord {
             destination: String::new(),
             oid: table.table.oid,
             run: String::new(),
             snapshot: table.schema.snapshot,
             origin,
-            column,
-            ranges: vec![RangeRecord::default(); keys.count()],
-            keys,
+            cleaned: wave.floor,
+            stretches: stretches.into_iter().map(StretchRecord::new).collect(),
         })
     }
 
@@ -306,13 +302,13 @@ impl Copier {
     /// One table, to destinations that want it.
     async fn copy(self, wave: Arc<Wave>, table: WaveTable, group: Group, stalled: Stalled) -> Copied {
         let oid = table.table.oid;
-        let Group { wanted, ranges } = group;
+        let Group { wanted, copy } = group;
         let unread = stalled.unread(&wanted);
         let turn = wave.turn(&table).await;
         let versioned = self.versions.copied(table.schema.clone()).await;
         crate::failpoint::reached("copy.versioned");
         let again = match versioned {
-            Ok(schema) => CopyRun::new(&self, schema, ranges, unread, turn).copy(wave, &table).await,
+            Ok(schema) => CopyRun::new(&self, schema, copy, unread, turn).copy(wave, &table).await,
             Err(error) => {
                 tracing::warn!(table = %table.table.name, code = error.code(), next = error.next_step(), "the copy of the table did not begin: {error}");
                 if !error.is_transient() {

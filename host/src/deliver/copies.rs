@@ -19,8 +19,8 @@ use super::apply::applied_now;
 use super::destination::{CopiedRows, CopyBegin, Copying, Destination, Run, Stop, to_wire_position};
 use super::inbox::Held;
 use super::ledger::{Copied, Entry};
-use super::ranges::upserts;
 use super::sending::{Ended, RESYNC, failure_to_table_error};
+use super::stretches::upserts;
 
 impl Destination {
     pub(super) async fn take_copying(&mut self, held: Held<Copying>) -> Result<(), Stop> {
@@ -48,7 +48,8 @@ impl Destination {
                 entry.taken.extend(held.taken);
                 self.submit_copy(entry).await
             }
-            Copying::Range { oid, run, number, ended } => self.mark_range(oid, run, number, ended).await,
+            Copying::Cleaned { oid, run, through } => self.cleaned(oid, run, through).await,
+            Copying::Stretch { oid, run, reading, ended } => self.mark_stretch(oid, run, reading, ended).await,
             Copying::Finish { oid, run, done } => {
                 let finished = self.finish_copy(oid, &run).await;
                 answer(done, finished)
@@ -58,9 +59,9 @@ impl Destination {
     }
 
     async fn begin_copy(&mut self, begin: CopyBegin) -> Result<(), CopyEnded> {
-        let CopyBegin { schema, beginning, run, ranges, floor, rows_total, source_bytes, alive } = begin;
+        let CopyBegin { schema, beginning, run, copy, base, rows_total, source_bytes, alive } = begin;
         let oid = schema.oid;
-        let name: Arc<str> = ranges.as_ref().map_or_else(|| run.clone(), |copy| copy.run.as_str().into());
+        let name: Arc<str> = copy.as_ref().map_or_else(|| run.clone(), |copy| copy.run.as_str().into());
         let goes_on = name != run;
         // It was given up on since the copy was asked for, and is not spooled any more.
         if self.parts.tables.get(&oid).is_some_and(|table| table.record.state == TableState::Errored) {
@@ -70,12 +71,12 @@ impl Destination {
         if self.parts.tables.get(&oid).is_some_and(|table| beginning < table.beginning) {
             return Err(CopyEnded::Error(superseded(&schema)));
         }
-        let by_ranges = ranges.is_some();
-        let copied_bytes = match ranges {
+        let by_stretches = copy.is_some();
+        let copied_bytes = match copy {
             Some(_) if goes_on => self.resume_copy(&schema, &name, rows_total).await?,
-            ranges => {
-                self.record_run(&schema, &run, floor, rows_total).await?;
-                self.record_ranges(ranges).await?;
+            copy => {
+                self.record_run(&schema, &run, base.floor, rows_total).await?;
+                self.record_copy(copy).await?;
                 0
             }
         };
@@ -99,8 +100,8 @@ impl Destination {
             table.run = Some(Run {
                 id: run,
                 name,
-                ranges: by_ranges.then(HashMap::new),
-                floor,
+                stretches: by_stretches.then(HashMap::new),
+                base,
                 batches: 0,
                 began: Instant::now(),
                 source_bytes,
@@ -146,10 +147,10 @@ impl Destination {
         let table = self.parts.tables.get_mut(&oid)?;
         let run = table.run.as_mut().filter(|run| run.id == id)?;
         run.batches += 1;
-        let CopiedRows { rows, source_bytes, range, again } = copied;
+        let CopiedRows { rows, source_bytes, reading, again } = copied;
         let mut entry = Entry::new();
-        entry.copied = Some(Copied { oid, run: id, range, rows: u64::from(rows.count), source_bytes });
-        let as_of = Position::of_copy(self.parts.epoch, run.floor);
+        entry.copied = Some(Copied { oid, run: id, reading, rows: u64::from(rows.count), source_bytes });
+        let as_of = Position::of_copy(self.parts.epoch, run.base.floor);
         let content = match again {
             true => wire::Content::Merge(upserts(as_of, rows)),
             false => wire::Content::Copy(wire::CopyRows {
@@ -168,7 +169,7 @@ impl Destination {
         self.flush().await?;
         crate::failpoint::reached("copy.flushed");
         // Before the plugin is told: what is not stored as done would be copied again then.
-        self.store_ranges().await?;
+        self.store_stretches().await?;
         let found = self.parts.tables.get(&oid).and_then(|table| {
             let run = table.run.as_ref().filter(|run| run.id == *id)?;
             Some((table.wire.clone()?, run.name.clone(), self.floor_of(oid, run)))
@@ -192,9 +193,7 @@ impl Destination {
             table.record.application = Some(applied_now(How::Copied, &self.parts.lane));
         }
         self.save_table(oid).await?;
-        if !self.parts.resumes.is_below(self.place(oid), Some(as_of)) {
-            self.forget_copy(oid).await?;
-        }
+        self.forget_copy(oid).await?;
         if let Some(name) = self.parts.tables.get(&oid).map(|table| table.record.name.clone()) {
             self.parts.board.update_table(&self.parts.config.name, &name, TableStatus::show_copied);
         }

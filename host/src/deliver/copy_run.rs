@@ -11,7 +11,7 @@ use tokio::sync::{OwnedMutexGuard, oneshot};
 use tokio::time::Instant;
 
 use crate::batch::{CopyBuilder, rows_weight};
-use crate::copy::{RowSink, Turn, Wave, WaveTable};
+use crate::copy::{Base, Look, Reading, RowSink, Stretch, Turn, Wave, WaveTable};
 use crate::error::{Error, Result};
 use crate::memory::Taken;
 use crate::position::{Lsn, Position};
@@ -22,7 +22,7 @@ use crate::wire;
 use super::clean::Cleaner;
 use super::copier::Copier;
 use super::destination::{CopiedRows, CopyBegin, Copying};
-use super::resume::{Have, NOT_RESUMABLE, not_resumable};
+use super::resume::{NOT_RESUMABLE, not_resumable};
 use super::routes::{Beginning, Command, Place};
 
 /// Bytes of rows handed over at once.
@@ -94,8 +94,10 @@ pub(super) struct CopyRun<'a> {
     schema: Arc<TableSchema>,
     /// This attempt.
     id: Arc<str>,
-    /// The ranges of the key that it goes by, of a run that goes on perhaps.
-    ranges: Option<CopyRecord>,
+    /// The stretches that it goes by, of a run that goes on perhaps.
+    by: Option<CopyRecord>,
+    /// The run was begun in an earlier snapshot.
+    goes_on: bool,
     wanted: BTreeSet<usize>,
     stalled: Stalled,
     unread: Option<Unread>,
@@ -108,8 +110,12 @@ pub(super) struct CopyRun<'a> {
 /// A destination that takes the rows of a run.
 struct Taker {
     destination: usize,
-    /// How it has the ranges of the key, if the copy goes by those.
-    have: Vec<Have>,
+    /// What has to be read for it, if the copy goes by stretches.
+    lacks: Vec<Reading>,
+    /// It has rows of earlier snapshots, and what went before this LSN is not among them.
+    cleaned: Option<Lsn>,
+    /// As of which it has the table in the end.
+    floor: Lsn,
     /// Dropped when the destination has lost the run.
     run: Weak<()>,
     left_out: AtomicBool,
@@ -121,6 +127,8 @@ struct Takers {
     schema: Arc<TableSchema>,
     id: Arc<str>,
     stalled: Stalled,
+    /// Rows may be there already.
+    again: bool,
     all: Vec<Taker>,
     /// Bytes at the source that were read with no row to send them with.
     unsent: AtomicU64,
@@ -129,17 +137,18 @@ struct Takers {
 }
 
 impl<'a> CopyRun<'a> {
-    /// `ranges`: those of the key that it goes by; with a run, if that goes on.
+    /// `by`: the stretches that it goes by; with a run, if that goes on.
     pub(super) fn new(
         copier: &'a Copier,
         schema: Arc<TableSchema>,
-        ranges: Option<CopyRecord>,
+        by: Option<CopyRecord>,
         unread: Unread,
         turn: Turn,
     ) -> CopyRun<'a> {
         let id: Arc<str> = format!("{:016x}", rand::random::<u64>()).into();
-        let ranges = ranges.map(|mut copy| {
-            if copy.run.is_empty() {
+        let goes_on = by.as_ref().is_some_and(|copy| !copy.run.is_empty());
+        let by = by.map(|mut copy| {
+            if !goes_on {
                 copy.run = id.to_string();
                 copy.snapshot = schema.snapshot;
             }
@@ -149,7 +158,8 @@ impl<'a> CopyRun<'a> {
             copier,
             schema,
             id,
-            ranges,
+            by,
+            goes_on,
             wanted: unread.wanted.clone(),
             stalled: unread.stalled.clone(),
             unread: Some(unread),
@@ -160,8 +170,8 @@ impl<'a> CopyRun<'a> {
 
     /// Returns the destinations that have to get the table again.
     pub(super) async fn copy(mut self, wave: Arc<Wave>, table: &WaveTable) -> BTreeSet<usize> {
-        let floor = wave.floor;
-        if let Some(copy) = self.ranges.as_ref().filter(|copy| copy.snapshot != self.schema.snapshot) {
+        let base = wave.base();
+        if let Some(copy) = self.by.as_ref().filter(|copy| copy.snapshot != self.schema.snapshot) {
             let why = not_resumable(&self.schema.name, "its schema is another one now");
             self.cannot_resume(self.wanted.iter().copied(), &copy.run, &why);
             return self.wanted;
@@ -175,18 +185,16 @@ impl<'a> CopyRun<'a> {
             schema: self.schema.clone(),
             id: self.id.clone(),
             stalled: self.stalled.clone(),
+            again: self.goes_on,
             all: takers,
             unsent: AtomicU64::new(0),
             leaving: Mutex::default(),
             wave: Arc::downgrade(&wave),
         });
         let sink = || Sink::new(takers.clone());
-        let copied = match &self.ranges {
-            None => wave.copy_table(table, sink).await.map(drop),
-            Some(copy) => match self.clean(copy, &takers, floor).await {
-                Ok(()) => wave.copy_table(&takers.left(table, copy), sink).await.map(drop),
-                Err(error) => Err(error),
-            },
+        let copied = match self.left(&takers, table, base).await {
+            Ok(left) => wave.copy_table(&left, sink).await.map(drop),
+            Err(error) => Err(error),
         };
         // All that is needed of the source.
         drop(wave);
@@ -194,27 +202,35 @@ impl<'a> CopyRun<'a> {
         match copied {
             // If all have lost the run, each says why when it is asked to finish.
             Err(error) if error.code() != STOPPED => {
-                if let Some(copy) = self.ranges.as_ref().filter(|_| error.code() == NOT_RESUMABLE) {
+                if let Some(copy) = self.by.as_ref().filter(|_| error.code() == NOT_RESUMABLE) {
                     self.cannot_resume(takers.all.iter().map(|taker| taker.destination), &copy.run, &error);
                 }
                 self.failed(&takers, &error);
             }
-            _ => self.finish(&takers, floor).await,
+            _ => self.finish(&takers).await,
         }
         self.again
     }
 
-    /// What has gone since from ranges that are copied again is deleted first.
-    async fn clean(&self, copy: &CopyRecord, takers: &Takers, floor: Lsn) -> Result<()> {
-        let have = takers.all.iter().map(|taker| taker.have.as_slice());
-        let cleaner = Cleaner::new(self.copier, self.schema.clone(), copy, floor, have);
-        let Some(mut cleaner) = cleaner else { return Ok(()) };
-        while let Some(deletes) = cleaner.next().await? {
-            for (index, deletes) in deletes {
-                takers.send_deletes(index, deletes).await?;
+    /// What has to be read; what has gone since the last snapshot is deleted before.
+    async fn left(&self, takers: &Takers, table: &WaveTable, base: Base) -> Result<WaveTable> {
+        let Some(copy) = &self.by else { return Ok(table.clone()) };
+        self.clean(takers, base.floor).await?;
+        let stretches: Vec<Stretch> = copy.stretches.iter().map(|record| record.stretch).collect();
+        let left = table.by_stretches(&stretches, &takers.lack());
+        left.ok_or_else(|| not_resumable(&self.schema.name, "a partition of it is gone"))
+    }
+
+    async fn clean(&self, takers: &Takers, floor: Lsn) -> Result<()> {
+        let cleaned = takers.all.iter().map(|taker| taker.cleaned);
+        if let Some(mut cleaner) = Cleaner::new(self.copier, self.schema.clone(), floor, cleaned) {
+            while let Some(deletes) = cleaner.next().await? {
+                for (index, deletes) in deletes {
+                    takers.send_deletes(index, deletes).await?;
+                }
             }
         }
-        Ok(())
+        takers.say_cleaned(floor).await
     }
 
     /// The next attempt begins from nothing.
@@ -243,17 +259,18 @@ impl<'a> CopyRun<'a> {
                 schema: self.schema.clone(),
                 beginning: self.beginning(destination),
                 run: self.id.clone(),
-                ranges: self.ranges.clone(),
-                floor: wave.floor,
+                copy: self.by.clone(),
+                base: wave.base(),
                 rows_total: table.estimated_rows,
                 source_bytes: table.source_bytes,
                 alive,
             };
             waiting.insert(destination);
-            let copier = self.copier;
+            let (copier, floor) = (self.copier, wave.floor);
             asked.push(async move {
                 let answer = ask(copier, destination, |done| Copying::Begin { begin, done }).await;
-                (Taker { destination, have: Vec::new(), run, left_out: AtomicBool::new(false) }, answer)
+                let left_out = AtomicBool::new(false);
+                (Taker { destination, lacks: Vec::new(), cleaned: None, floor, run, left_out }, answer)
             });
         }
         let mut takers: Vec<Taker> = Vec::new();
@@ -275,7 +292,7 @@ impl<'a> CopyRun<'a> {
             let Some((mut taker, answer)) = answered else { break };
             waiting.remove(&taker.destination);
             if self.said_yes(taker.destination, answer) {
-                taker.have = self.have(taker.destination);
+                self.look_up(&mut taker, wave.base());
                 takers.push(taker);
             }
         }
@@ -292,10 +309,17 @@ impl<'a> CopyRun<'a> {
         self.copier.beginnings.get(&place).copied().unwrap_or_default()
     }
 
-    /// How a destination that has begun has the ranges.
-    fn have(&self, destination: usize) -> Vec<Have> {
-        let place = Place { destination, oid: self.schema.oid };
-        self.ranges.as_ref().map(|copy| self.copier.resumes.have(place, &copy.run)).unwrap_or_default()
+    /// What a destination that has begun lacks.
+    fn look_up(&self, taker: &mut Taker, base: Base) {
+        let place = Place { destination: taker.destination, oid: self.schema.oid };
+        let Some(by) = &self.by else { return };
+        let Some(copy) = self.copier.resumes.get(place).filter(|copy| copy.run == by.run) else { return };
+        taker.lacks = copy.lacks(base);
+        match copy.complete() {
+            // It stays as it is: nothing but its end was not told.
+            Some(floor) => taker.floor = floor,
+            None => taker.cleaned = self.goes_on.then_some(copy.cleaned),
+        }
     }
 
     /// False if the destination said no: for now, which is noted, or for good, which it
@@ -320,7 +344,7 @@ impl<'a> CopyRun<'a> {
         }
     }
 
-    async fn finish(&mut self, takers: &Takers, floor: Lsn) {
+    async fn finish(&mut self, takers: &Takers) {
         let (copier, oid) = (self.copier, self.schema.oid);
         let mut asked = FuturesUnordered::new();
         for taker in &takers.all {
@@ -329,9 +353,9 @@ impl<'a> CopyRun<'a> {
                 self.again.insert(destination);
                 continue;
             }
-            let run = self.id.clone();
+            let (run, floor) = (self.id.clone(), taker.floor);
             asked.push(async move {
-                (destination, ask(copier, destination, |done| Copying::Finish { oid, run, done }).await)
+                (destination, floor, ask(copier, destination, |done| Copying::Finish { oid, run, done }).await)
             });
         }
         let patient = Instant::now() + copier.options.leave_out_after;
@@ -343,11 +367,8 @@ impl<'a> CopyRun<'a> {
                     asked.next().await
                 }
             };
-            let Some((destination, answer)) = answered else { break };
+            let Some((destination, floor, answer)) = answered else { break };
             if self.said_yes(destination, answer) {
-                // Of ranges that were copied in several snapshots the first one's counts.
-                let bounds = copier.resumes.bounds(Place { destination, oid });
-                let floor = bounds.map_or(floor, |(least, _)| least);
                 let cursor = Some(Position::of_copy(copier.epoch, floor));
                 let beginning = self.beginning(destination);
                 let drain = Command::Drain { oid, destination, beginning, floor, cursor };
@@ -378,8 +399,8 @@ struct Sink {
     rooms: Rooms,
     /// Held while that row is read: of all copies and drains one at a time.
     making: Option<OwnedMutexGuard<()>>,
-    /// The range of the key that it reads, if the copy goes by those.
-    range: Option<usize>,
+    /// What it reads, if the copy goes by stretches.
+    reading: Option<Reading>,
 }
 
 /// Room that is taken at destinations.
@@ -388,7 +409,7 @@ type Rooms = BTreeMap<usize, Taken>;
 impl Sink {
     fn new(takers: Arc<Takers>) -> Sink {
         let builder = CopyBuilder::new(takers.schema.clone());
-        Sink { builder, takers, rooms: Rooms::new(), making: None, range: None }
+        Sink { builder, takers, rooms: Rooms::new(), making: None, reading: None }
     }
 }
 
@@ -415,17 +436,17 @@ impl RowSink for Sink {
         }
         let rows = self.builder.finish();
         self.making = None;
-        self.takers.send(rows, self.range, std::mem::take(&mut self.rooms)).await
+        self.takers.send(rows, self.reading, std::mem::take(&mut self.rooms)).await
     }
 
-    async fn range_begins(&mut self, number: usize) -> Result<()> {
-        self.range = Some(number);
-        self.takers.mark(number, false).await
+    async fn stretch_begins(&mut self, reading: Reading) -> Result<()> {
+        self.reading = Some(reading);
+        self.takers.mark(reading, false).await
     }
 
-    async fn range_ends(&mut self, number: usize) -> Result<()> {
-        self.range = None;
-        self.takers.mark(number, true).await
+    async fn stretch_ends(&mut self, reading: Reading) -> Result<()> {
+        self.reading = None;
+        self.takers.mark(reading, true).await
     }
 }
 
@@ -444,32 +465,44 @@ impl Takers {
         Ok(rooms)
     }
 
-    async fn send(&self, rows: wire::Rows, range: Option<usize>, mut rooms: Rooms) -> Result<()> {
+    async fn send(&self, rows: wire::Rows, reading: Option<Reading>, mut rooms: Rooms) -> Result<()> {
         let bytes = rows_weight(&rows);
         let source_bytes = self.unsent.swap(0, Ordering::Relaxed);
-        let takers = self.lacking(range)?;
+        let takers = self.lacking(reading)?;
         let Some((last, others)) = takers.split_last() else { return Ok(()) };
-        let item = |taker: &Taker, rows| {
-            let rows = CopiedRows { rows, source_bytes, range, again: taker.has_some(range) };
+        let item = |rows| {
+            let rows = CopiedRows { rows, source_bytes, reading, again: self.again };
             Copying::Rows { oid: self.schema.oid, run: self.id.clone(), rows }
         };
         for taker in others {
             if let Some(taken) = self.room(taker, bytes, &mut rooms).await? {
-                self.send_to(taker, item(taker, rows.clone()), taken)?;
+                self.send_to(taker, item(rows.clone()), taken)?;
             }
         }
         match self.room(last, bytes, &mut rooms).await? {
-            Some(taken) => self.send_to(last, item(last, rows), taken),
+            Some(taken) => self.send_to(last, item(rows), taken),
             None => Ok(()),
         }
     }
 
-    /// Says that the rows of a range begin or end, to those who get them.
-    async fn mark(&self, number: usize, ended: bool) -> Result<()> {
-        for taker in self.lacking(Some(number))? {
-            let mark = Copying::Range { oid: self.schema.oid, run: self.id.clone(), number, ended };
+    /// Says that the rows of a stretch begin or end, to those who get them.
+    async fn mark(&self, reading: Reading, ended: bool) -> Result<()> {
+        for taker in self.lacking(Some(reading))? {
+            let mark = Copying::Stretch { oid: self.schema.oid, run: self.id.clone(), reading, ended };
             if let Some(taken) = self.room_at(taker, 1).await? {
                 self.send_to(taker, mark, taken)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Says that all deletes up to an LSN were sent, to those who lacked some.
+    async fn say_cleaned(&self, through: Lsn) -> Result<()> {
+        let lacked = |taker: &&Taker| taker.takes() && taker.cleaned.is_some_and(|cleaned| cleaned < through);
+        for taker in self.all.iter().filter(lacked) {
+            let cleaned = Copying::Cleaned { oid: self.schema.oid, run: self.id.clone(), through };
+            if let Some(taken) = self.room_at(taker, 1).await? {
+                self.send_to(taker, cleaned, taken)?;
             }
         }
         Ok(())
@@ -481,20 +514,23 @@ impl Takers {
         self.send_to(taker, Copying::Deletes { oid: self.schema.oid, run: self.id.clone(), deletes }, taken)
     }
 
-    /// Those who still take rows, and lack this range.
-    fn lacking(&self, range: Option<usize>) -> Result<Vec<&Taker>> {
+    /// Those who still take rows, and lack these.
+    fn lacking(&self, reading: Option<Reading>) -> Result<Vec<&Taker>> {
         let takers: Vec<&Taker> = self.all.iter().filter(|taker| taker.takes()).collect();
         if takers.is_empty() {
             return Err(stopped(&self.schema));
         }
-        Ok(takers.into_iter().filter(|taker| range.is_none_or(|number| taker.lacks(number))).collect())
+        Ok(takers.into_iter().filter(|taker| reading.is_none_or(|reading| taker.lacks(reading))).collect())
     }
 
-    /// The ranges that somebody lacks.
-    fn left(&self, table: &WaveTable, copy: &CopyRecord) -> WaveTable {
-        let lacks = |number: &usize| self.all.iter().any(|taker| taker.lacks(*number));
-        let numbers: Vec<usize> = (0..copy.keys.count()).filter(lacks).collect();
-        table.by_keys(&copy.column, &copy.keys, &numbers)
+    /// What somebody lacks.
+    fn lack(&self) -> Vec<Reading> {
+        let mut lack: Vec<Reading> = self.all.iter().flat_map(|taker| taker.lacks.iter().copied()).collect();
+        // What was never read is first: a restart before the end of all second looks, which
+        // are the same again, has got further all the same.
+        lack.sort_unstable_by_key(|reading| (reading.look != Look::All, *reading));
+        lack.dedup();
+        lack
     }
 
     fn send_to(&self, taker: &Taker, item: Copying, taken: Taken) -> Result<()> {
@@ -551,13 +587,8 @@ impl Taker {
         self.run.strong_count() > 0 && !self.left_out.load(Ordering::Relaxed)
     }
 
-    fn lacks(&self, number: usize) -> bool {
-        self.have.get(number) != Some(&Have::All)
-    }
-
-    /// Whether rows of the range may be there already.
-    fn has_some(&self, range: Option<usize>) -> bool {
-        range.and_then(|number| self.have.get(number)).is_some_and(|have| have.since().is_some())
+    fn lacks(&self, reading: Reading) -> bool {
+        self.lacks.binary_search(&reading).is_ok()
     }
 }
 

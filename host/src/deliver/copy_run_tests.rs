@@ -104,11 +104,13 @@ async fn takes_all(copying: &mut Receiver<Copying>) -> Seen {
                 done.send(Ok(())).unwrap();
             }
             Copying::Rows { rows, .. } => {
-                assert!(rows.range.is_none() && !rows.again);
+                assert!(rows.reading.is_none() && !rows.again);
                 seen.rows += rows.rows.count;
                 seen.source_bytes += rows.source_bytes;
             }
-            Copying::Deletes { .. } | Copying::Range { .. } => panic!("the copy goes by no ranges"),
+            Copying::Deletes { .. } | Copying::Cleaned { .. } | Copying::Stretch { .. } => {
+                panic!("the copy goes by no stretches")
+            }
             Copying::Finish { done, .. } => {
                 seen.finished = run.take().is_some();
                 done.send(Ok(())).unwrap();

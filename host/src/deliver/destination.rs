@@ -13,6 +13,7 @@ use tokio::sync::{oneshot, watch};
 
 use crate::batch::ChangeBatch;
 use crate::config::{DestinationConfig, Mode};
+use crate::copy::{Base, Look, Reading};
 use crate::error::Result;
 use crate::memory::LARGE_ROW_BYTES;
 use crate::position::{Lsn, Position};
@@ -51,8 +52,6 @@ pub(super) enum Live {
     State { oid: u32, state: TableState },
     /// The source's side of a table that takes changes cannot go on.
     Failed { oid: u32, error: TableError },
-    /// Every change of the table below this position was sent, or is in its copy.
-    Passed { oid: u32, position: Position },
     /// All changes of the table are in the spool, and nothing of it comes any more until
     /// it is released.
     Held { oid: u32 },
@@ -73,10 +72,12 @@ pub(super) enum Copying {
     Begin { begin: CopyBegin, done: oneshot::Sender<Result<()>> },
     /// Rows of the run.
     Rows { oid: u32, run: Arc<str>, rows: CopiedRows },
-    /// Rows that went from a range of the key before it is copied again.
+    /// Rows that went from the table since an earlier snapshot of the run.
     Deletes { oid: u32, run: Arc<str>, deletes: wire::MergeRows },
-    /// The rows of a range of the key begin here, or end.
-    Range { oid: u32, run: Arc<str>, number: usize, ended: bool },
+    /// Those were all that went before an LSN.
+    Cleaned { oid: u32, run: Arc<str>, through: Lsn },
+    /// What is read of a stretch begins here, or ends.
+    Stretch { oid: u32, run: Arc<str>, reading: Reading, ended: bool },
     /// All rows of the run were sent.
     Finish { oid: u32, run: Arc<str>, done: oneshot::Sender<Result<()>> },
     /// The source's side of the copy cannot go on.
@@ -89,9 +90,9 @@ pub(super) struct CopiedRows {
     pub rows: wire::Rows,
     /// How many bytes of the table at the source are behind them.
     pub source_bytes: u64,
-    /// The range of the key they are of, if the copy goes by those.
-    pub range: Option<usize>,
-    /// Some of the range may be there already.
+    /// What they were read of, if the copy goes by stretches.
+    pub reading: Option<Reading>,
+    /// The same rows may be there already, as an earlier snapshot had them.
     pub again: bool,
 }
 
@@ -102,9 +103,10 @@ pub(super) struct CopyBegin {
     pub beginning: Beginning,
     /// This attempt, which is the run unless that goes on.
     pub run: Arc<str>,
-    /// The ranges of the key that it goes by: of this run, or of the one that goes on.
-    pub ranges: Option<CopyRecord>,
-    pub floor: Lsn,
+    /// The stretches that it goes by: of this run, or of the one that goes on.
+    pub copy: Option<CopyRecord>,
+    /// The snapshot.
+    pub base: Base,
     /// Rows to expect.
     pub rows_total: u64,
     /// What the table takes at the source.
@@ -126,9 +128,6 @@ pub(super) struct Table {
     pub attached: bool,
     /// Up to where changes were sent; at or below it they are dropped (P7).
     pub sent: Option<Position>,
-    /// Changes at or below it were sent or are in the copy, whatever the destination has
-    /// stored: none of its ranges lacks them.
-    pub passed: Option<Position>,
     /// The copy under way in this instance.
     pub run: Option<Run>,
     /// The last one: no copy from before it begins any more.
@@ -145,9 +144,10 @@ pub(super) struct Run {
     pub id: Arc<str>,
     /// As the plugin knows it.
     pub name: Arc<str>,
-    /// Rows and bytes of each range of the key that is not done, if it goes by those.
-    pub ranges: Option<HashMap<usize, (u64, u64)>>,
-    pub floor: Lsn,
+    /// Rows and bytes of each stretch that is under way, if it goes by those.
+    pub stretches: Option<HashMap<usize, (u64, u64)>>,
+    /// The snapshot.
+    pub base: Base,
     pub batches: u64,
     pub began: Instant,
     /// Of the table at the source, and what of it is durable here.
@@ -167,7 +167,6 @@ impl Table {
             wire: None,
             attached: false,
             sent,
-            passed: None,
             run: None,
             beginning: Beginning::default(),
             barrier: None,
@@ -219,10 +218,8 @@ pub(super) struct Destination {
     pub(super) quarantine: Quarantine,
     /// Tables whose copies end the plugin.
     pub(super) doubts: super::doubt::Doubts,
-    /// Ranges of copies that are durable, and not stored as that yet.
-    pub(super) ended: Vec<super::ranges::EndedRange>,
-    /// Tables that are beyond the floors of their ranges.
-    pub(super) beyond: Vec<u32>,
+    /// Stretches of copies that are durable, and not stored as that yet.
+    pub(super) ended: Vec<super::stretches::EndedStretch>,
     /// The last one of any table.
     pub(super) beginning: Beginning,
     /// Changes when an operator has marked some of them, or decided about a barrier.
@@ -273,7 +270,6 @@ impl Destination {
             quarantine: Quarantine::default(),
             doubts: super::doubt::Doubts::default(),
             ended: Vec::new(),
-            beyond: Vec::new(),
             beginning: Beginning::default(),
             marks,
             asking: BTreeSet::new(),
@@ -376,8 +372,7 @@ impl Destination {
     async fn upkeep(&mut self) -> Result<(), Stop> {
         self.take_offer().await?;
         self.send_marked().await?;
-        self.store_ranges().await?;
-        self.forget_floors().await?;
+        self.store_stretches().await?;
         let pace = self.pace();
         let now = Instant::now();
         let settle = self.ledger.oldest_accepted().is_some_and(|oldest| oldest + pace.settle <= now)
@@ -458,7 +453,6 @@ impl Destination {
                 entry.group.whole = true;
             }
             Live::State { oid, state } => self.enter_state(*oid, *state).await?,
-            Live::Passed { oid, position } => self.add_passed(entry, *oid, *position),
             Live::Failed { oid, error } => {
                 // One that begins anew has nothing to do with what came before.
                 if self.parts.tables.get(oid).is_some_and(Table::takes_changes) {
@@ -522,7 +516,7 @@ impl Destination {
     fn convert(&self, oid: u32, batch: Arc<ChangeBatch>) -> Result<Option<(wire::Content, wire::SnapshotId)>> {
         let Some(table) = self.parts.tables.get(&oid).filter(|table| table.takes_changes()) else { return Ok(None) };
         let Some(applied) = &table.schema else { return Ok(None) };
-        let from = table.sent.max(table.passed).map_or(0, |sent| batch.row_after(sent));
+        let from = table.sent.map_or(0, |sent| batch.row_after(sent));
         if from >= batch.rows.rows.count as usize {
             return Ok(None);
         }
@@ -632,26 +626,23 @@ impl Destination {
             if let Some(table) = self.parts.tables.get_mut(&copied.oid)
                 && let Some(run) = table.run.as_mut().filter(|run| run.id == copied.run)
             {
+                // A second look is at rows that were counted, but for a few.
+                if copied.reading.is_some_and(|reading| reading.look != Look::All) {
+                    continue;
+                }
                 table.record.rows_copied += copied.rows;
                 run.copied_bytes += copied.source_bytes;
-                if let (Some(ranges), Some(number)) = (&mut run.ranges, copied.range) {
-                    let (rows, bytes) = ranges.entry(number).or_default();
+                if let (Some(stretches), Some(reading)) = (&mut run.stretches, copied.reading) {
+                    let (rows, bytes) = stretches.entry(reading.number).or_default();
                     *rows += copied.rows;
                     *bytes += copied.source_bytes;
                 }
             }
         }
-        settled.ended.iter().for_each(|end| self.range_durable(end));
+        settled.ended.iter().for_each(|end| self.stretch_durable(end));
         for (oid, position) in &settled.positions {
             if let Some(table) = self.parts.tables.get_mut(oid) {
                 table.record.position = table.record.position.max(Some(*position));
-                let place = Place { destination: self.parts.index, oid: *oid };
-                if table.passed.is_some_and(|passed| *position >= passed)
-                    && !self.parts.resumes.is_below(place, table.record.position)
-                {
-                    table.passed = None;
-                    self.beyond.push(*oid);
-                }
             }
         }
         let (checkpoint, copied) = (settled.checkpoint, settled.copied);

@@ -12,13 +12,9 @@ use crate::memory::{Budget, Taken};
 use crate::position::{Lsn, Position};
 use crate::source::pgoutput::{self, Message, Relation};
 
-use super::copier::Ask;
 use super::destination::Live;
 use super::feed::{Fed, Feed, Transaction, Undecoded};
-use super::floors::{Floors, Left};
 use super::inbox::Sender;
-use super::members::Begin;
-use super::resume::Resumes;
 use super::retry::Backoff;
 use super::routes::{Command, DrainAnswer, Place};
 use super::versions::Versions;
@@ -35,8 +31,6 @@ pub(super) struct Drainer {
     spool: Spool,
     versions: Versions,
     commands: mpsc::UnboundedSender<Command>,
-    asks: mpsc::UnboundedSender<Ask>,
-    resumes: Resumes,
     running: Arc<Mutex<HashMap<Place, JoinHandle<()>>>>,
     memory: Budget,
     /// Of each destination.
@@ -49,12 +43,10 @@ impl Drainer {
         spool: Spool,
         versions: Versions,
         commands: mpsc::UnboundedSender<Command>,
-        asks: mpsc::UnboundedSender<Ask>,
-        resumes: Resumes,
         memory: Budget,
     ) -> Drainer {
         let (running, turns) = (Arc::default(), Arc::default());
-        Drainer { epoch, spool, versions, commands, asks, resumes, running, memory, turns }
+        Drainer { epoch, spool, versions, commands, running, memory, turns }
     }
 
     /// Serves a destination's table from the spool: frames with a commit below `floor`
@@ -68,7 +60,6 @@ impl Drainer {
             live,
             floor,
             cursor,
-            floors: self.resumes.floors(place),
             feed: Feed::new(place.oid, self.epoch, self.versions.history()),
             relation: None,
         };
@@ -124,8 +115,6 @@ struct Drain {
     live: Sender<Live>,
     floor: Lsn,
     cursor: Option<Position>,
-    /// Until the table is beyond the last of them.
-    floors: Option<Arc<Floors>>,
     feed: Feed,
     relation: Option<Arc<Relation>>,
 }
@@ -133,32 +122,18 @@ struct Drain {
 /// The destination has ended.
 struct Gone;
 
-/// Why a drain stops in the middle.
-enum Broken {
-    Failed(Error),
-    /// Only another copy makes the table right.
-    CopyAgain(&'static str),
-}
-
-impl From<Error> for Broken {
-    fn from(error: Error) -> Broken {
-        Broken::Failed(error)
-    }
-}
-
 impl Drain {
     async fn run(mut self) {
         let mut backoff = Backoff::transient();
         loop {
             match self.drain().await {
                 Ok(()) => return,
-                Err(Broken::CopyAgain(why)) => return self.copy_again(why),
-                Err(Broken::Failed(error)) if error.is_transient() => {
+                Err(error) if error.is_transient() => {
                     tracing::warn!(oid = self.place.oid, code = error.code(), %error, "draining the spool failed; trying again");
                     tokio::time::sleep(backoff.pause(None)).await;
                     self.feed = Feed::new(self.place.oid, self.parts.epoch, self.parts.versions.history());
                 }
-                Err(Broken::Failed(error)) => {
+                Err(error) => {
                     // If the destination has ended there is nobody left to tell.
                     let _ = self.live.send_now(Live::Failed { oid: self.place.oid, error: (&error).into() });
                     return;
@@ -168,9 +143,8 @@ impl Drain {
     }
 
     /// Until the table follows the stream, or nobody wants it any more.
-    async fn drain(&mut self) -> Result<(), Broken> {
+    async fn drain(&mut self) -> Result<()> {
         let mut reader = Some(self.parts.spool.reader(self.place.oid, self.after()));
-        let mut passed = false;
         crate::failpoint::reached("drain.begun");
         loop {
             let turn = self.parts.turn(self.place.destination).await;
@@ -183,18 +157,6 @@ impl Drain {
             }
             if frames.is_empty() {
                 drop(turn);
-                if let Some(floors) = self.floors.clone() {
-                    if !passed {
-                        // What is below the last floor may not be spooled yet.
-                        passed = self.stream_passes(floors.most).await;
-                        if !passed {
-                            return Ok(());
-                        }
-                    } else if self.pass(&floors).await.is_err() {
-                        return Ok(());
-                    }
-                    continue;
-                }
                 match self.ask(reached).await {
                     DrainAnswer::More => continue,
                     DrainAnswer::Live | DrainAnswer::Gone => return Ok(()),
@@ -202,9 +164,6 @@ impl Drain {
             }
             crate::failpoint::reached("drain.read");
             for frame in &frames {
-                if self.pass_before(frame).await.is_err() {
-                    return Ok(());
-                }
                 self.take(frame).await?;
             }
             drop(frames);
@@ -215,17 +174,8 @@ impl Drain {
         }
     }
 
-    /// The last floor is passed before the first change beyond it.
-    async fn pass_before(&mut self, frame: &Frame) -> Result<(), Gone> {
-        let beyond = |floors: &&Arc<Floors>| frame.kind != FrameKind::Relation && frame.head.commit >= floors.most;
-        match self.floors.as_ref().filter(beyond).cloned() {
-            Some(floors) => self.pass(&floors).await,
-            None => Ok(()),
-        }
-    }
-
     /// A row that is large: room for it first, so that it waits for nobody once it is read.
-    async fn take_large(&mut self, reader: &mut Option<SpoolReader>, bytes: usize) -> Result<Result<(), Gone>, Broken> {
+    async fn take_large(&mut self, reader: &mut Option<SpoolReader>, bytes: usize) -> Result<Result<(), Gone>> {
         let Ok(taken) = self.live.room(bytes).await else { return Ok(Err(Gone)) };
         let making = self.parts.memory.making().await;
         if let Some(reader) = reader {
@@ -233,9 +183,6 @@ impl Drain {
         }
         let (frames, _) = read(reader).await?;
         for frame in &frames {
-            if self.pass_before(frame).await.is_err() {
-                return Ok(Err(Gone));
-            }
             self.take(frame).await?;
         }
         drop((frames, making));
@@ -248,7 +195,7 @@ impl Drain {
         before(self.floor).max(cursor)
     }
 
-    async fn take(&mut self, frame: &Frame) -> Result<(), Broken> {
+    async fn take(&mut self, frame: &Frame) -> Result<()> {
         let head = frame.head;
         let transaction = Transaction { commit: head.commit, committed_at: head.committed_at, xid: head.xid };
         match frame.kind {
@@ -264,19 +211,7 @@ impl Drain {
                 self.feed.schema(transaction, head.row);
                 Ok(())
             }
-            FrameKind::Change => {
-                let message = pgoutput::decode(&frame.body)?;
-                let left = match (&self.floors, &self.relation) {
-                    (Some(floors), Some(relation)) => floors.left(frame.head.commit, relation, &message)?,
-                    _ => Left::All,
-                };
-                match left {
-                    Left::All => Ok(self.change(transaction, frame, &message).await?),
-                    Left::Instead(message) => Ok(self.change(transaction, frame, &message).await?),
-                    Left::Nothing => Ok(()),
-                    Left::Unknown(why) => Err(Broken::CopyAgain(why)),
-                }
-            }
+            FrameKind::Change => self.change(transaction, frame, &pgoutput::decode(&frame.body)?).await,
         }
     }
 
@@ -328,48 +263,6 @@ impl Drain {
             }
         }
         Ok(())
-    }
-
-    /// Everything below the last floor was sent: the table is there, even if nothing of it
-    /// was left to send, and nothing below is ever sent again.
-    async fn pass(&mut self, floors: &Floors) -> Result<(), Gone> {
-        self.send(None).await?;
-        let position = Position::of_copy(self.parts.epoch, floors.most);
-        self.live.send(Live::Passed { oid: self.place.oid, position }, 0).await.map_err(|_| Gone)?;
-        crate::failpoint::reached("drain.passed");
-        self.cursor = self.cursor.max(Some(position));
-        self.floors = None;
-        Ok(())
-    }
-
-    /// Waits until the stream has passed `at`. False: it never will.
-    async fn stream_passes(&self, at: Lsn) -> bool {
-        let mut backoff = Backoff::transient();
-        loop {
-            let (answer, answered) = oneshot::channel();
-            if self.parts.commands.send(Command::Reached { at, answer }).is_err() {
-                return false;
-            }
-            match answered.await {
-                Ok(Some(_)) => return true,
-                Ok(None) => tokio::time::sleep(backoff.pause(None)).await,
-                Err(_) => return false,
-            }
-        }
-    }
-
-    /// The table begins anew at its destination: by itself, for this drain ends with it.
-    fn copy_again(self, why: &str) {
-        let Some(name) = self.relation.as_ref().map(|relation| relation.name.clone()) else { return };
-        tracing::warn!(table = %name, oid = self.place.oid, "the table is copied again: {why}");
-        let begin = Begin {
-            place: self.place,
-            name,
-            live: self.live.clone(),
-            commands: self.parts.commands.clone(),
-            asks: self.parts.asks.clone(),
-        };
-        tokio::spawn(begin.run());
     }
 
     async fn ask(&self, reached: Option<(Lsn, u64)>) -> DrainAnswer {

@@ -4,6 +4,7 @@ use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
 
+use crate::copy::Reading;
 use crate::memory::Taken;
 use crate::position::{Lsn, Position};
 use crate::wire;
@@ -59,8 +60,8 @@ pub(super) struct Entry {
     pub clears: Clears,
     /// Rows that the plugin refused after it had accepted the group.
     pub refused: Vec<RowAt>,
-    /// Ranges of copies of which nothing is behind it.
-    pub ended: Vec<RangeEnd>,
+    /// Stretches of copies of which nothing is behind it.
+    pub ended: Vec<StretchEnd>,
 }
 
 impl Entry {
@@ -87,13 +88,13 @@ impl Entry {
     }
 }
 
-/// All rows of a range of a copy were sent.
+/// All that was read of a stretch of a copy was sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct RangeEnd {
+pub(super) struct StretchEnd {
     pub oid: u32,
     /// The attempt.
     pub run: Arc<str>,
-    pub number: usize,
+    pub reading: Reading,
 }
 
 /// Rows of a copy.
@@ -102,8 +103,8 @@ pub(super) struct Copied {
     pub oid: u32,
     /// The attempt.
     pub run: Arc<str>,
-    /// The range of the key that they are of, if the copy goes by those.
-    pub range: Option<usize>,
+    /// What they were read of, if the copy goes by stretches.
+    pub reading: Option<Reading>,
     pub rows: u64,
     /// Of the table at the source.
     pub source_bytes: u64,
@@ -128,8 +129,8 @@ pub(super) struct Settled {
     pub changes: Vec<(i64, u64)>,
     /// Rows of copies.
     pub copied: Vec<Copied>,
-    /// Ranges of copies all of whose rows are durable.
-    pub ended: Vec<RangeEnd>,
+    /// Stretches of copies all of whose rows are durable.
+    pub ended: Vec<StretchEnd>,
     /// How many rows in all.
     pub rows: u64,
     /// Groups that do something to the quarantine.
@@ -209,9 +210,9 @@ impl Ledger {
         }
     }
 
-    /// All rows of a range of a copy were sent: it is done once what is under way is
+    /// All that was read of a stretch of a copy was sent: it is done once what is under way is
     /// durable, which may be now.
-    pub fn range_ended(&mut self, end: RangeEnd) -> Settled {
+    pub fn stretch_ended(&mut self, end: StretchEnd) -> Settled {
         match self.entries.back_mut() {
             Some(last) => {
                 last.ended.push(end);
@@ -517,6 +518,7 @@ fn split(entry: Entry) -> Vec<Entry> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::copy::Look;
 
     fn entry(tables: &[u32], progress: Option<u64>) -> Entry {
         let mut entry = Entry::new();
@@ -663,21 +665,21 @@ mod tests {
     #[test]
     fn every_fault_over_a_copy_counts_for_its_run_is_lost() {
         let mut ledger = Ledger::default();
-        let copied = Copied { oid: 1, run: "r".into(), range: None, rows: 1, source_bytes: 8 };
+        let copied = Copied { oid: 1, run: "r".into(), reading: None, rows: 1, source_bytes: 8 };
         ledger.push(Entry { copied: Some(copied), ..entry(&[1], None) });
         assert!(ledger.fault_unsent());
     }
 
-    fn end(number: usize) -> RangeEnd {
-        RangeEnd { oid: 1, run: "run".into(), number }
+    fn end(number: usize) -> StretchEnd {
+        StretchEnd { oid: 1, run: "run".into(), reading: Reading { number, look: Look::All } }
     }
 
     #[test]
-    fn a_range_is_done_once_all_that_was_sent_before_its_end_is_durable() {
+    fn a_stretch_is_done_once_all_that_was_sent_before_its_end_is_durable() {
         let mut ledger = Ledger::default();
-        assert_eq!(ledger.range_ended(end(0)).ended, [end(0)], "nothing is under way");
+        assert_eq!(ledger.stretch_ended(end(0)).ended, [end(0)], "nothing is under way");
         ledger.push(entry(&[1, 2], None));
-        assert!(ledger.range_ended(end(1)).is_empty());
+        assert!(ledger.stretch_ended(end(1)).is_empty());
         assert!(ledger.split_unsent());
         accept_all(&mut ledger);
         let first = ledger.entries[0].group.ticket;
@@ -685,7 +687,7 @@ mod tests {
         assert_eq!(ledger.durable(first + 1).ended, [end(1)]);
         ledger.push(entry(&[1], None));
         ledger.push(entry(&[2], None));
-        assert!(ledger.range_ended(end(2)).is_empty());
+        assert!(ledger.stretch_ended(end(2)).is_empty());
         ledger.remove_table(2);
         assert!(ledger.drop_empty().is_empty());
         accept_all(&mut ledger);
@@ -693,10 +695,10 @@ mod tests {
     }
 
     #[test]
-    fn a_range_is_not_done_when_the_instance_that_took_its_rows_has_ended() {
+    fn a_stretch_is_not_done_when_the_instance_that_took_its_rows_has_ended() {
         let mut ledger = Ledger::default();
         ledger.push(entry(&[2], None));
-        assert!(ledger.range_ended(end(0)).is_empty());
+        assert!(ledger.stretch_ended(end(0)).is_empty());
         accept_all(&mut ledger);
         ledger.unsend();
         accept_all(&mut ledger);

@@ -228,16 +228,14 @@ impl Running {
         let identity = Identity { known: Known::new(record.clone()), store: store.clone() };
         let confirmed = Confirmed::new(records.iter().map(|record| record.checkpoint).collect());
         spool.rewind(confirmed.smallest())?;
-        let (resumes, useless) = Resumes::load(record.epoch, &tables, loaded.copies);
+        let (resumes, useless) = Resumes::load(&tables, loaded.copies);
         for copy in useless {
             store.delete_copy(&copy.destination, copy.oid).await?;
         }
-        for (destination, records) in tables.iter_mut().enumerate() {
-            for record in records.iter_mut().filter(|record| record.state == TableState::Ready) {
-                // A checkpoint passes what is in the spool, so only the state tells that it lacks it.
-                if lacks_spooled(&spool, &resumes, destination, record) {
-                    record.state = TableState::CatchUp;
-                }
+        for record in tables.iter_mut().flatten().filter(|record| record.state == TableState::Ready) {
+            // A checkpoint passes what is in the spool, so only the state tells that it lacks it.
+            if lacks_spooled(&spool, record) {
+                record.state = TableState::CatchUp;
             }
         }
         let history = SharedHistory::new(History::from_stored(loaded.history).with_ended(loaded.ended));
@@ -249,15 +247,7 @@ impl Running {
         let (hurry, hurry_in) = watch::channel(false);
         let (news, news_in) = mpsc::unbounded_channel();
         let (hungry, strangers) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
-        let drainer = Drainer::new(
-            record.epoch,
-            spool.clone(),
-            versions.clone(),
-            commands.clone(),
-            asks.clone(),
-            resumes.clone(),
-            memory.clone(),
-        );
+        let drainer = Drainer::new(record.epoch, spool.clone(), versions.clone(), commands.clone(), memory.clone());
         let store_of_router = store.clone();
         let rollout = Rollout::new();
         let launcher = Launcher {
@@ -317,7 +307,7 @@ impl Running {
             },
             confirmed.smallest(),
         );
-        route(&mut router, &tables, &spool, &resumes, &asks, &launcher.cursors);
+        route(&mut router, &tables, &spool, &asks, &launcher.cursors);
         let copier = Copier {
             source: source_config.clone(),
             outlets: copies.into(),
@@ -695,11 +685,9 @@ fn left(record: &TableRecord, why: Error) -> TableRecord {
     record
 }
 
-/// Whether a table needs what is in the spool, or what tells which changes it has already.
-fn lacks_spooled(spool: &Spool, resumes: &Resumes, destination: usize, record: &TableRecord) -> bool {
-    let place = Place { destination, oid: record.oid };
+/// Whether a table needs what is in the spool.
+fn lacks_spooled(spool: &Spool, record: &TableRecord) -> bool {
     spool.end(record.oid) > record.position.map(|position| (position.commit, position.ordinal))
-        || resumes.is_below(place, record.position)
 }
 
 /// Sends every table its way: live, from the spool, or into a copy.
@@ -707,7 +695,6 @@ fn route(
     router: &mut Router,
     tables: &[Vec<TableRecord>],
     spool: &Spool,
-    resumes: &Resumes,
     asks: &mpsc::UnboundedSender<Ask>,
     cursors: &Cursors,
 ) {
@@ -715,7 +702,7 @@ fn route(
         tables.iter().enumerate().flat_map(|(index, records)| records.iter().map(move |record| (index, record)))
     {
         let oid = record.oid;
-        let spooled = lacks_spooled(spool, resumes, destination, record);
+        let spooled = lacks_spooled(spool, record);
         match record.state {
             TableState::Errored => continue,
             TableState::Ready if !spooled => router.follow(oid, &record.name, destination),

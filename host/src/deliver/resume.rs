@@ -1,46 +1,22 @@
 //! Copies that can be resumed, shared by those who know of them: destinations write down
-//! how far each range is, the copier reads what is left of them, and drains go by their
-//! floors (P19).
+//! how far each stretch is, and the copier reads what is left of them (P19).
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::error::Error;
-use crate::position::{Lsn, Position};
 use crate::schema::table::TableName;
-use crate::store::{CopyRecord, RangeRecord, TableRecord, TableState};
+use crate::store::{CopyRecord, StretchRecord, TableRecord, TableState};
 
-use super::floors::Floors;
 use super::routes::Place;
 
 /// See the module. What is in here is on disk already, or will be before it counts.
 #[derive(Clone, Default)]
 pub(super) struct Resumes(Arc<Mutex<HashMap<Place, CopyRecord>>>);
 
-/// How a destination has a range.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Have {
-    /// No row of it.
-    Nothing,
-    /// Some of its rows, as they were at this floor or later.
-    Some(Lsn),
-    /// All of it.
-    All,
-}
-
-impl Have {
-    /// Since which floor there may be rows of it that are no more.
-    pub fn since(self) -> Option<Lsn> {
-        match self {
-            Have::Some(since) => Some(since),
-            Have::Nothing | Have::All => None,
-        }
-    }
-}
-
 impl Resumes {
     /// What is stored, as far as it fits what is recorded of the tables; and what does not.
-    pub fn load(epoch: u32, tables: &[Vec<TableRecord>], copies: Vec<CopyRecord>) -> (Resumes, Vec<CopyRecord>) {
+    pub fn load(tables: &[Vec<TableRecord>], copies: Vec<CopyRecord>) -> (Resumes, Vec<CopyRecord>) {
         let records: HashMap<(&str, u32), (usize, &TableRecord)> = tables
             .iter()
             .enumerate()
@@ -50,7 +26,7 @@ impl Resumes {
         let (mut known, mut useless) = (HashMap::new(), Vec::new());
         for copy in copies {
             match records.get(&(copy.destination.as_str(), copy.oid)) {
-                Some((destination, record)) if is_of_use(epoch, &copy, record) => {
+                Some((destination, record)) if is_of_use(&copy, record) => {
                     known.insert(Place { destination: *destination, oid: copy.oid }, copy);
                 }
                 _ => useless.push(copy),
@@ -74,49 +50,26 @@ impl Resumes {
         self.lock().remove(&place).is_some()
     }
 
-    /// Says something else of a range of a run; what it is now. None if that run is over.
-    pub fn update(
+    /// Says something else of a run; what it is now. None if that run is over.
+    pub fn update(&self, place: Place, run: &str, change: impl FnOnce(&mut CopyRecord)) -> Option<CopyRecord> {
+        let mut copies = self.lock();
+        let copy = copies.get_mut(&place).filter(|copy| copy.run == run)?;
+        change(copy);
+        Some(copy.clone())
+    }
+
+    /// The same of a stretch of it.
+    pub fn update_stretch(
         &self,
         place: Place,
         run: &str,
         number: usize,
-        change: impl FnOnce(&mut RangeRecord),
-    ) -> Option<RangeRecord> {
+        change: impl FnOnce(&mut StretchRecord),
+    ) -> Option<StretchRecord> {
         let mut copies = self.lock();
-        let range = copies.get_mut(&place).filter(|copy| copy.run == run)?.ranges.get_mut(number)?;
-        change(range);
-        Some(*range)
-    }
-
-    /// How a destination has the ranges of a run.
-    pub fn have(&self, place: Place, run: &str) -> Vec<Have> {
-        let copies = self.lock();
-        let ranges = copies.get(&place).filter(|copy| copy.run == run).map(|copy| copy.ranges.iter());
-        let have = |range: &RangeRecord| match (range.since, range.floor) {
-            (_, Some(_)) => Have::All,
-            (Some(since), None) => Have::Some(since),
-            (None, None) => Have::Nothing,
-        };
-        ranges.into_iter().flatten().map(have).collect()
-    }
-
-    /// The smallest floor of a table's ranges, and the largest, once all are done.
-    pub fn bounds(&self, place: Place) -> Option<(Lsn, Lsn)> {
-        self.lock().get(&place)?.floors()
-    }
-
-    /// What keeps changes from the ranges that have them already; none where one floor is
-    /// that of all.
-    pub fn floors(&self, place: Place) -> Option<Arc<Floors>> {
-        let copies = self.lock();
-        let copy = copies.get(&place)?;
-        let (least, most) = copy.floors()?;
-        (least < most).then(|| Arc::new(Floors::new(copy, most)))
-    }
-
-    /// Whether a table with this position still needs [`Resumes::floors`].
-    pub fn is_below(&self, place: Place, position: Option<Position>) -> bool {
-        self.bounds(place).is_some_and(|(least, most)| least < most && is_below(position, most))
+        let stretch = copies.get_mut(&place).filter(|copy| copy.run == run)?.stretches.get_mut(number)?;
+        change(stretch);
+        Some(*stretch)
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<Place, CopyRecord>> {
@@ -124,20 +77,9 @@ impl Resumes {
     }
 }
 
-fn is_below(position: Option<Position>, most: Lsn) -> bool {
-    position.is_none_or(|position| position < Position::of_copy(position.epoch, most))
-}
-
-/// Whether a copy is the one under way, or its floors are still needed.
-fn is_of_use(epoch: u32, copy: &CopyRecord, record: &TableRecord) -> bool {
-    match record.state {
-        TableState::DataSync => record.run.as_deref() == Some(copy.run.as_str()),
-        TableState::CatchUp | TableState::Ready => {
-            let same_history = record.position.is_none_or(|position| position.epoch == epoch);
-            same_history && copy.floors().is_some_and(|(least, most)| least < most && is_below(record.position, most))
-        }
-        TableState::Init | TableState::FinishedCopy | TableState::Errored => false,
-    }
+/// Whether a copy is the one under way.
+fn is_of_use(copy: &CopyRecord, record: &TableRecord) -> bool {
+    record.state == TableState::DataSync && record.run.as_deref() == Some(copy.run.as_str())
 }
 
 /// Code of [`not_resumable`].
@@ -152,82 +94,66 @@ pub(super) fn not_resumable(table: &TableName, why: impl std::fmt::Display) -> E
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::copy::{KeyRanges, KeyType};
-    use crate::position::SnapshotId;
+    use crate::copy::{Base, Stretch};
+    use crate::position::{Lsn, SnapshotId};
 
     const PLACE: Place = Place { destination: 0, oid: 7 };
 
-    fn copy(floors: &[Option<u64>]) -> CopyRecord {
-        let bounds: Vec<String> = (1..floors.len()).map(|bound| bound.to_string()).collect();
+    fn copy() -> CopyRecord {
+        let stretch = |number: u64| Stretch { leaf: 7, from: number, to: (number < 2).then_some(number + 1) };
         CopyRecord {
             destination: "d".to_owned(),
             oid: 7,
             run: "run".to_owned(),
             snapshot: SnapshotId::default(),
             origin: String::new(),
-            column: "id".to_owned(),
-            keys: KeyRanges::stored(KeyType::Integer, &bounds).unwrap(),
-            ranges: floors
-                .iter()
-                .map(|floor| RangeRecord { since: floor.map(Lsn), floor: floor.map(Lsn), rows: 0, bytes: 0 })
-                .collect(),
+            cleaned: Lsn(10),
+            stretches: (0..3).map(stretch).map(StretchRecord::new).collect(),
         }
     }
 
-    fn record(state: TableState, run: Option<&str>, position: Option<u64>) -> TableRecord {
+    fn record(state: TableState, run: Option<&str>) -> TableRecord {
         TableRecord {
             destination: "d".to_owned(),
             oid: 7,
             state,
             run: run.map(str::to_owned),
-            position: position.map(|at| Position::of_copy(0, Lsn(at))),
             ..TableRecord::default()
         }
     }
 
-    fn is_kept(record: TableRecord, copy: CopyRecord) -> bool {
-        let (resumes, useless) = Resumes::load(0, &[vec![record]], vec![copy]);
+    fn is_kept(record: TableRecord) -> bool {
+        let (resumes, useless) = Resumes::load(&[vec![record]], vec![copy()]);
         assert_eq!(resumes.get(PLACE).is_some(), useless.is_empty());
         useless.is_empty()
     }
 
     #[test]
-    fn only_the_run_under_way_and_floors_that_are_still_ahead_are_kept_over_a_restart() {
+    fn only_the_run_under_way_is_kept_over_a_restart() {
         use TableState::{CatchUp, DataSync, Errored, Init, Ready};
-        let begun = || copy(&[Some(10), None]);
-        assert!(is_kept(record(DataSync, Some("run"), None), begun()));
-        assert!(!is_kept(record(DataSync, Some("another"), None), begun()));
-        assert!(!is_kept(record(DataSync, None, None), begun()));
-        assert!(!is_kept(record(Init, Some("run"), None), begun()));
-        assert!(!is_kept(record(Errored, Some("run"), None), begun()));
-        let done = || copy(&[Some(10), Some(20)]);
-        for state in [CatchUp, Ready] {
-            assert!(is_kept(record(state, None, Some(10)), done()));
-            assert!(is_kept(record(state, None, Some(19)), done()));
-            assert!(!is_kept(record(state, None, Some(20)), done()), "the table is beyond them");
-            assert!(!is_kept(record(state, None, Some(10)), copy(&[Some(10), Some(10)])), "one floor");
+        assert!(is_kept(record(DataSync, Some("run"))));
+        assert!(!is_kept(record(DataSync, Some("another"))));
+        assert!(!is_kept(record(DataSync, None)));
+        for state in [Init, CatchUp, Ready, Errored] {
+            assert!(!is_kept(record(state, Some("run"))), "{state:?}");
         }
-        assert!(!is_kept(TableRecord { oid: 8, ..record(DataSync, Some("run"), None) }, begun()));
+        assert!(!is_kept(TableRecord { oid: 8, ..record(DataSync, Some("run")) }));
     }
 
     #[test]
-    fn ranges_are_said_of_the_run_under_way_alone() {
+    fn stretches_are_said_of_the_run_under_way_alone() {
         let resumes = Resumes::default();
-        resumes.put(PLACE, copy(&[Some(10), None, None]));
-        let begun = |range: &mut RangeRecord| range.since = Some(Lsn(20));
-        assert_eq!(resumes.update(PLACE, "another", 1, begun), None);
-        assert_eq!(resumes.update(PLACE, "run", 3, begun), None);
-        assert_eq!(resumes.update(PLACE, "run", 1, begun).unwrap().since, Some(Lsn(20)));
-        assert_eq!(resumes.have(PLACE, "run"), [Have::All, Have::Some(Lsn(20)), Have::Nothing]);
-        assert_eq!(resumes.have(PLACE, "another"), []);
-        assert_eq!(resumes.bounds(PLACE), None);
-        assert!(resumes.floors(PLACE).is_none());
-        for number in [1, 2] {
-            resumes.update(PLACE, "run", number, |range| range.floor = Some(Lsn(20)));
-        }
-        assert_eq!(resumes.bounds(PLACE), Some((Lsn(10), Lsn(20))));
-        assert!(resumes.floors(PLACE).is_some());
-        assert!(resumes.is_below(PLACE, None) && resumes.is_below(PLACE, Some(Position::of_copy(0, Lsn(19)))));
-        assert!(!resumes.is_below(PLACE, Some(Position::of_copy(0, Lsn(20)))));
+        resumes.put(PLACE, copy());
+        let base = Some(Base { floor: Lsn(20), xmin: 5 });
+        let done = |stretch: &mut StretchRecord| stretch.base = base;
+        assert_eq!(resumes.update_stretch(PLACE, "another", 1, done), None);
+        assert_eq!(resumes.update_stretch(PLACE, "run", 3, done), None);
+        assert_eq!(resumes.update_stretch(PLACE, "run", 1, done).unwrap().base, base);
+        assert_eq!(resumes.update(PLACE, "another", |copy| copy.cleaned = Lsn(20)), None);
+        assert_eq!(resumes.update(PLACE, "run", |copy| copy.cleaned = Lsn(30)).unwrap().cleaned, Lsn(30));
+        let known: Vec<Option<Base>> =
+            resumes.get(PLACE).unwrap().stretches.iter().map(|stretch| stretch.base).collect();
+        assert_eq!(known, [None, base, None]);
+        assert!(resumes.remove(PLACE) && !resumes.remove(PLACE));
     }
 }

@@ -10,7 +10,6 @@ use super::super::drain::Drainer;
 use super::super::feed::SharedHistory;
 use super::super::inbox::{Receiver, inbox};
 use super::super::lag::LagMeter;
-use super::super::resume::Resumes;
 use super::super::router::RouterParts;
 use super::super::versions::Versions;
 use super::*;
@@ -45,7 +44,6 @@ fn bench() -> Bench {
     let source = Arc::new(SourceConfig::parse("postgres://nobody@127.0.0.1:1/none", "p", "routes").unwrap());
     let versions = Versions::new(SharedHistory::new(History::default()), store.clone(), source, Away::default(), None);
     let (commands, commands_in) = mpsc::unbounded_channel();
-    let (asks, _) = mpsc::unbounded_channel();
     let memory = Budget::new(Some(512 << 20), 1).unwrap_or_else(|error| panic!("{error}"));
     let confirmed = Confirmed::new(vec![AT]);
     let checkpoints = CheckpointParts { store: store.clone(), spool: spool.clone(), confirmed: confirmed.clone() };
@@ -67,7 +65,7 @@ fn bench() -> Bench {
         store,
         versions: versions.clone(),
         away: Away::default(),
-        drainer: Drainer::new(0, spool.clone(), versions, commands.clone(), asks, Resumes::default(), memory.clone()),
+        drainer: Drainer::new(0, spool.clone(), versions, commands.clone(), memory.clone()),
         commands: commands_in,
         memory,
         lag: LagMeter::new(StatusBoard::new("routes"), confirmed.clone()),

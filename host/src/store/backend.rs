@@ -1,13 +1,13 @@
 //! What a place to keep the state in must do.
 
 use super::barriers::{BarrierRecord, Verdict};
-use super::copies::{CopyRecord, RangeRecord};
+use super::copies::{CopyRecord, StretchRecord};
 use super::records::{
     DestinationRecord, Loaded, Mark, Progress, QuarantineKey, QuarantineSelection, QuarantinedRow, RefusedWhy,
     SourceRecord, TableError, TableRecord,
 };
 use crate::error::Result;
-use crate::position::{Position, SnapshotId};
+use crate::position::{Lsn, Position, SnapshotId};
 use crate::schema::table::TableSchema;
 use crate::schema::tombstone::Tombstone;
 
@@ -38,8 +38,10 @@ pub(super) trait Backend: Send {
     fn save_tables(&mut self, tables: &[TableRecord]) -> Result<()>;
     /// Puts or replaces a copy that can be resumed.
     fn save_copy(&mut self, copy: &CopyRecord) -> Result<()>;
-    /// Puts or replaces ranges of a copy.
-    fn save_ranges(&mut self, destination: &str, oid: u32, ranges: &[(usize, RangeRecord)]) -> Result<()>;
+    /// Puts or replaces a stretch of a copy.
+    fn save_stretch(&mut self, destination: &str, oid: u32, number: usize, stretch: StretchRecord) -> Result<()>;
+    /// Replaces how far a copy's deletes are there.
+    fn save_cleaned(&mut self, destination: &str, oid: u32, cleaned: Lsn) -> Result<()>;
     /// Forgets a copy.
     fn delete_copy(&mut self, destination: &str, oid: u32) -> Result<()>;
     /// Puts or replaces a table's barrier. One of the same change keeps its time and its

@@ -39,12 +39,12 @@ use sqlite::Sqlite;
 use thread::Worker;
 
 use crate::error::{Error, Result};
-use crate::position::{Position, SnapshotId};
+use crate::position::{Lsn, Position, SnapshotId};
 use crate::schema::table::TableSchema;
 use crate::schema::tombstone::Tombstone;
 
 pub use barriers::{BarrierRecord, Verdict};
-pub use copies::{CopyRecord, RangeRecord};
+pub use copies::{CopyRecord, StretchRecord};
 pub use history::{Application, AppliedVersion, How};
 pub use records::{
     Applying, DestinationRecord, Loaded, Mark, Progress, QuarantineKey, QuarantineSelection, QuarantinedRow,
@@ -226,10 +226,16 @@ impl Store {
         self.call(move |backend| backend.save_copy(&copy)).await
     }
 
-    /// Stores what is known of ranges of a copy, by number.
-    pub async fn save_ranges(&self, destination: &str, oid: u32, ranges: Vec<(usize, RangeRecord)>) -> Result<()> {
+    /// Stores what is known of a stretch of a copy, by number.
+    pub async fn save_stretch(&self, destination: &str, oid: u32, number: usize, stretch: StretchRecord) -> Result<()> {
         let destination = destination.to_owned();
-        self.call(move |backend| backend.save_ranges(&destination, oid, &ranges)).await
+        self.call(move |backend| backend.save_stretch(&destination, oid, number, stretch)).await
+    }
+
+    /// Stores that what went from a copy's table before an LSN is not at the destination.
+    pub async fn save_cleaned(&self, destination: &str, oid: u32, cleaned: Lsn) -> Result<()> {
+        let destination = destination.to_owned();
+        self.call(move |backend| backend.save_cleaned(&destination, oid, cleaned)).await
     }
 
     /// Forgets a copy: there is nothing to resume any more. [`Store::delete_table`] and

@@ -7,7 +7,7 @@ use rusqlite::{Connection, ErrorCode, OpenFlags, OptionalExtension, Row, Transac
 
 use super::backend::Backend;
 use super::barriers::{self, BarrierRecord, Verdict};
-use super::copies::{self, CopyRecord, RangeRecord};
+use super::copies::{self, CopyRecord, StretchRecord};
 use super::history;
 use super::limits::{check_total, check_value, other_pipeline, unknown_destination};
 use super::quarantine;
@@ -17,7 +17,7 @@ use super::records::{
 };
 use super::rows::{count, hex, lsn, source_record, stored_error, table_record, unreadable};
 use crate::error::{Error, Result};
-use crate::position::{Position, SnapshotId};
+use crate::position::{Lsn, Position, SnapshotId};
 use crate::schema::table::TableSchema;
 use crate::schema::tombstone::Tombstone;
 
@@ -32,6 +32,7 @@ const MIGRATIONS: &[&str] = &[
     include_str!("migrations/0004_copies.sql"),
     include_str!("migrations/0005_barriers.sql"),
     include_str!("migrations/0006_history.sql"),
+    include_str!("migrations/0007_stretches.sql"),
 ];
 
 /// Only a reader (`status`) or a backup tool can make us wait, and not for long.
@@ -455,8 +456,12 @@ impl Backend for Sqlite {
         self.transaction(|tx| Ok(copies::put(tx, copy)?))
     }
 
-    fn save_ranges(&mut self, destination: &str, oid: u32, ranges: &[(usize, RangeRecord)]) -> Result<()> {
-        self.transaction(|tx| Ok(copies::put_ranges(tx, destination, oid, ranges)?))
+    fn save_stretch(&mut self, destination: &str, oid: u32, number: usize, stretch: StretchRecord) -> Result<()> {
+        self.transaction(|tx| Ok(copies::put_stretches(tx, destination, oid, &[(number, stretch)])?))
+    }
+
+    fn save_cleaned(&mut self, destination: &str, oid: u32, cleaned: Lsn) -> Result<()> {
+        self.transaction(|tx| Ok(copies::put_cleaned(tx, destination, oid, cleaned)?))
     }
 
     fn delete_copy(&mut self, destination: &str, oid: u32) -> Result<()> {
@@ -620,6 +625,7 @@ impl Backend for Sqlite {
 
 #[cfg(test)]
 mod tests {
+    use super::super::records::TableState;
     use super::*;
 
     #[test]
@@ -645,6 +651,37 @@ mod tests {
         let broken = [MIGRATIONS[0], "CREATE TABLE added (id INTEGER) STRICT; CREATE TABLE meta (x TEXT);"];
         assert!(Sqlite::open_with(directory.path(), "shop", &broken).is_err());
         drop(Sqlite::open_with(directory.path(), "shop", MIGRATIONS).unwrap_or_else(|error| panic!("{error}")));
+    }
+
+    #[test]
+    fn copies_by_ranges_of_an_older_version_begin_again() {
+        use TableState::{Errored, Init, Ready};
+        let directory = tempfile::tempdir().unwrap();
+        let older =
+            Sqlite::open_with(directory.path(), "shop", &MIGRATIONS[..6]).unwrap_or_else(|error| panic!("{error}"));
+        let setup = "INSERT INTO destinations (name, plugin, checkpoint) VALUES ('d', 'p', '0000000000000001');";
+        older.connection.execute_batch(setup).unwrap();
+        for (oid, state) in [(1, "data-sync"), (2, "ready"), (3, "errored"), (4, "ready")] {
+            older
+                .connection
+                .execute(
+                    "INSERT INTO tables (destination, oid, schema_name, table_name, state, run, needs_resync, rows_copied)
+                     VALUES ('d', ?1, 's', 't', ?2, 'run', 0, 7)",
+                    params![oid, state],
+                )
+                .unwrap();
+        }
+        for oid in 1..4 {
+            let sql = "INSERT INTO copies VALUES ('d', ?1, 'run', '1:2', 'o', 'id', 'integer', '[]')";
+            older.connection.execute(sql, params![oid]).unwrap();
+        }
+        drop(older);
+        let mut store = Sqlite::open(directory.path(), "shop").unwrap_or_else(|error| panic!("{error}"));
+        let loaded = store.load().unwrap();
+        assert_eq!(loaded.copies, []);
+        let states: Vec<(u32, TableState, u64)> =
+            loaded.tables.iter().map(|table| (table.oid, table.state, table.rows_copied)).collect();
+        assert_eq!(states, [(1, Init, 0), (2, Init, 0), (3, Errored, 7), (4, Ready, 7)]);
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::process::{Child, Command, Stdio};
 
 use super::test_places::{self, Place};
 use super::*;
-use crate::copy::{KeyRanges, KeyType};
+use crate::copy::{Base, Stretch};
 use crate::error::Exit;
 use crate::position::{Lsn, Position, SnapshotId};
 use crate::schema::barrier::Gate;
@@ -42,7 +42,7 @@ in_both_places! {
     a_dropped_row_takes_with_it_what_needs_it_and_frees_what_it_needs,
     a_table_that_begins_anew_has_nothing_in_quarantine,
     strings_of_plugins_may_hold_any_characters_and_any_length,
-    what_is_known_of_the_ranges_of_a_copy_is_there_after_a_restart,
+    what_is_known_of_the_stretches_of_a_copy_is_there_after_a_restart,
     a_table_that_begins_anew_has_no_copy_to_resume,
     who_brought_a_destination_to_a_version_is_kept_with_the_last_time,
     versions_that_something_names_are_never_removed,
@@ -115,20 +115,23 @@ pub(super) fn ready_table(oid: u32) -> TableRecord {
     }
 }
 
-/// A copy by ranges of an integer key, none of which was begun.
-pub(super) fn copy(bounds: &[&str]) -> CopyRecord {
-    let bounds: Vec<String> = bounds.iter().map(|bound| (*bound).to_owned()).collect();
-    let keys = KeyRanges::stored(KeyType::Integer, &bounds).unwrap();
+/// A copy by so many stretches of one leaf, none of which is done.
+pub(super) fn copy(count: u64) -> CopyRecord {
+    let stretch =
+        |number: u64| Stretch { leaf: 70, from: number * 10, to: (number + 1 < count).then_some((number + 1) * 10) };
     CopyRecord {
         destination: "d".to_owned(),
         oid: 7,
         run: "0123".to_owned(),
         snapshot: SnapshotId { commit: Lsn(5), message: Lsn(6) },
         origin: "abc of 1/1".to_owned(),
-        column: "id".to_owned(),
-        ranges: vec![RangeRecord::default(); keys.count()],
-        keys,
+        cleaned: Lsn(5),
+        stretches: (0..count).map(stretch).map(StretchRecord::new).collect(),
     }
+}
+
+pub(super) fn base(floor: u64, xmin: u64) -> Base {
+    Base { floor: Lsn(floor), xmin }
 }
 
 pub(super) fn progress(checkpoint: Option<u64>, positions: Vec<(u32, Position)>) -> Progress {
@@ -226,7 +229,7 @@ async fn versions_that_something_names_are_never_removed(place: Place) {
     }
     let applying = Applying { from: id(2), to: id(3), step: 0 };
     store.save_table(TableRecord { applied: Some(id(2)), applying: Some(applying), ..ready_table(7) }).await.unwrap();
-    store.save_copy(CopyRecord { snapshot: id(5), ..copy(&[]) }).await.unwrap();
+    store.save_copy(CopyRecord { snapshot: id(5), ..copy(1) }).await.unwrap();
     let row = QuarantinedRow { snapshot: id(6), ..quarantined(7, "a", 5) };
     store.put_quarantined(vec![row]).await.unwrap();
     store.save_barrier(BarrierRecord { from: id(2), to: id(8), ..barrier("8:9") }).await.unwrap();
@@ -592,22 +595,23 @@ async fn strings_of_plugins_may_hold_any_characters_and_any_length(place: Place)
     assert_eq!(all(&store).iter().map(|row| row.ident.as_str()).collect::<Vec<_>>(), [long.as_str()]);
 }
 
-async fn what_is_known_of_the_ranges_of_a_copy_is_there_after_a_restart(place: Place) {
-    let mut expected = copy(&["-10", "20"]);
+async fn what_is_known_of_the_stretches_of_a_copy_is_there_after_a_restart(place: Place) {
+    let mut expected = copy(3);
     {
         let store = store_with_table(&place).await;
         store.save_copy(expected.clone()).await.unwrap();
-        let begun = RangeRecord { since: Some(Lsn(u64::MAX)), ..RangeRecord::default() };
-        let done = RangeRecord { since: Some(Lsn(1)), floor: Some(Lsn(2)), rows: 3, bytes: 4 };
-        store.save_ranges("d", 7, vec![(1, begun), (2, begun)]).await.unwrap();
-        store.save_ranges("d", 7, vec![(2, done)]).await.unwrap();
-        expected.ranges[1] = begun;
-        expected.ranges[2] = done;
+        for (number, base) in [(1, base(6, 7)), (2, base(6, 7)), (2, base(u64::MAX, 8 << 32))] {
+            let done = StretchRecord { base: Some(base), rows: 3, bytes: 4, ..expected.stretches[number] };
+            store.save_stretch("d", 7, number, done).await.unwrap();
+            expected.stretches[number] = done;
+        }
+        store.save_cleaned("d", 7, Lsn(9)).await.unwrap();
+        expected.cleaned = Lsn(9);
     }
     let store = place.open().unwrap();
     assert_eq!(store.load().unwrap().copies, [expected.clone()]);
     // Another run of the table has nothing of it.
-    let other = CopyRecord { run: "4567".to_owned(), ..copy(&["0"]) };
+    let other = CopyRecord { run: "4567".to_owned(), ..copy(2) };
     store.save_copy(other.clone()).await.unwrap();
     assert_eq!(store.load().unwrap().copies, [other]);
     store.delete_copy("d", 7).await.unwrap();
@@ -618,9 +622,7 @@ async fn a_table_that_begins_anew_has_no_copy_to_resume(place: Place) {
     let store = store_with_table(&place).await;
     for again in [true, false] {
         store.save_table(TableRecord { state: TableState::DataSync, ..ready_table(7) }).await.unwrap();
-        let mut begun = copy(&["0"]);
-        begun.ranges[0].since = Some(Lsn(1));
-        store.save_copy(begun).await.unwrap();
+        store.save_copy(copy(2)).await.unwrap();
         match again {
             true => store.reset_table("d", 7).await.unwrap(),
             false => store.delete_table("d", 7).await.unwrap(),

@@ -208,7 +208,7 @@ mod tests {
     use crate::schema::table::TableSchema;
     use crate::schema::tombstone::Tombstone;
     use crate::store::barriers::{BarrierRecord, Verdict};
-    use crate::store::copies::{CopyRecord, RangeRecord};
+    use crate::store::copies::{CopyRecord, StretchRecord};
     use crate::store::records::{
         DestinationRecord, Loaded, Mark, QuarantineKey, QuarantineSelection, QuarantinedRow, RefusedWhy, SourceRecord,
         TableError, TableRecord,
@@ -255,7 +255,10 @@ mod tests {
         fn save_copy(&mut self, _: &CopyRecord) -> Result<()> {
             Ok(())
         }
-        fn save_ranges(&mut self, _: &str, _: u32, _: &[(usize, RangeRecord)]) -> Result<()> {
+        fn save_stretch(&mut self, _: &str, _: u32, _: usize, _: StretchRecord) -> Result<()> {
+            Ok(())
+        }
+        fn save_cleaned(&mut self, _: &str, _: u32, _: Lsn) -> Result<()> {
             Ok(())
         }
         fn delete_copy(&mut self, _: &str, _: u32) -> Result<()> {

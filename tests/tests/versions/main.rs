@@ -40,6 +40,11 @@ macro_rules! on_each_major {
             }
 
             #[test]
+            fn every_row_that_an_earlier_snapshot_did_not_show_is_told_by_its_xmin() {
+                on($major, |servers| wait(rules::second_look(servers)));
+            }
+
+            #[test]
             fn a_snapshot_waits_for_who_writes_and_names_him_and_holds_no_lock_and_no_slot() {
                 on($major, |servers| wait(rules::snapshots(servers)));
             }

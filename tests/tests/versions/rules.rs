@@ -2,12 +2,12 @@
 //! P18, and what a check has to see.
 
 use std::collections::BTreeSet;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tidegate::copy::snapshot::take;
-use tidegate::copy::{RowSink, Wave, WaveOptions};
+use tidegate::copy::{Look, Reading, RowSink, Wave, WaveOptions, WaveTable};
 use tidegate::error::Result;
 use tidegate::position::{Lsn, Position, row_ordinal};
 use tidegate::source::catalog::{TriggerState, check_source, published_tables};
@@ -117,12 +117,18 @@ impl RowSink for Lines {
     }
 }
 
+/// What is copied of a table.
+async fn lines(wave: &Arc<Wave>, table: &WaveTable) -> Result<Vec<String>> {
+    let lines: Arc<Mutex<Vec<u8>>> = Arc::default();
+    wave.copy_table(table, || Lines(lines.clone())).await?;
+    let text = String::from_utf8(std::mem::take(&mut *lines.lock().unwrap())).unwrap();
+    Ok(text.lines().map(str::to_owned).collect())
+}
+
 /// The first column of what is copied of the wave's only table.
 async fn copied(wave: &Arc<Wave>) -> Result<Vec<String>> {
-    let lines: Arc<Mutex<Vec<u8>>> = Arc::default();
-    wave.copy_table(&wave.tables[0], || Lines(lines.clone())).await?;
-    let text = String::from_utf8(std::mem::take(&mut *lines.lock().unwrap())).unwrap();
-    Ok(text.lines().map(|line| line.split('\t').next().unwrap().to_owned()).collect())
+    let lines = lines(wave, &wave.tables[0]).await?;
+    Ok(lines.iter().map(|line| line.split('\t').next().unwrap().to_owned()).collect())
 }
 
 /// P1: monotone, the same read whole and read again from the middle with a cold relation
@@ -205,6 +211,63 @@ pub async fn visibility(servers: &'static Servers) {
         let whole: BTreeSet<String> = both.iter().cloned().collect();
         assert_eq!(both.len(), whole.len(), "a row is in the copy and in the stream");
         assert!(whole == all, "a row is in neither");
+    }
+}
+
+/// P19: of what a later snapshot shows and an earlier one did not, nothing is without an
+/// `xmin` that tells, with sub-transactions and updates in place, frozen or not.
+pub async fn second_look(servers: &'static Servers) {
+    let source = Source::new(
+        servers,
+        "second_look",
+        "CREATE TABLE t (id bigserial PRIMARY KEY, a text) WITH (fillfactor = 70, autovacuum_enabled = off);
+         INSERT INTO t (a) SELECT 'old' FROM generate_series(1, 20000); CREATE PUBLICATION p FOR TABLE t",
+    )
+    .await;
+    let (stop, written) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+    let mut writers = Vec::new();
+    for writer in 0..3 {
+        let (session, stop, written) = (source.another().await, stop.clone(), written.clone());
+        writers.push(tokio::spawn(async move {
+            while !stop.load(Ordering::Relaxed) {
+                let n = written.fetch_add(1, Ordering::Relaxed);
+                let (one, other) = (1 + (n * 97) % 5000 * 3 + writer, 1 + (n * 31) % 1000 * 3 + writer);
+                let transaction = format!(
+                    "BEGIN; UPDATE t SET a = 'top {n}' WHERE id = {one}; SAVEPOINT s; INSERT INTO t (a) VALUES ('sub {n}'); \
+                     RELEASE s; SAVEPOINT s; UPDATE t SET a = 'never' WHERE id = {other}; ROLLBACK TO s; \
+                     SAVEPOINT s; UPDATE t SET a = 'sub {n}' WHERE id = {other}; COMMIT"
+                );
+                session.batch_execute(&transaction).await.unwrap();
+            }
+        }));
+    }
+    let earlier = source.take(&options()).await.unwrap();
+    let (base, stretches) = (earlier.base(), earlier.stretches(&earlier.tables[0], 1).unwrap());
+    let before: BTreeSet<String> = lines(&earlier, &earlier.tables[0]).await.unwrap().into_iter().collect();
+    drop(earlier);
+    let enough = written.load(Ordering::Relaxed) + 200;
+    while written.load(Ordering::Relaxed) < enough {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    stop.store(true, Ordering::Relaxed);
+    for writer in writers {
+        writer.await.unwrap();
+    }
+    let looks: Vec<Reading> = (0..stretches.len()).map(|number| Reading { number, look: Look::Newer(base) }).collect();
+    for vacuum in ["", "VACUUM t", "VACUUM (FREEZE) t"] {
+        source.run(vacuum).await;
+        let later = source.take(&options()).await.unwrap();
+        let all: BTreeSet<String> = lines(&later, &later.tables[0]).await.unwrap().into_iter().collect();
+        let look = later.tables[0].by_stretches(&stretches, &looks).unwrap();
+        let found: BTreeSet<String> = lines(&later, &look).await.unwrap().into_iter().collect();
+        let missed: Vec<&String> = all.difference(&before).filter(|row| !found.contains(*row)).take(3).collect();
+        assert!(missed.is_empty(), "{vacuum}: {missed:?}");
+        assert!(
+            found.is_subset(&all) && found.len() > 200 && found.len() < all.len() / 2,
+            "{} of {}",
+            found.len(),
+            all.len()
+        );
     }
 }
 

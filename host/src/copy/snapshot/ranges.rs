@@ -2,6 +2,7 @@
 
 use std::ops::Range as Span;
 
+use crate::copy::stretches::Reading;
 use crate::schema::table::TableName;
 
 /// A range is not smaller: its own transaction, lock and comparison cost some round
@@ -9,6 +10,10 @@ use crate::schema::table::TableName;
 const LEAST_BYTES: u64 = 32 << 20;
 /// Nor larger: a copy that gives way, and a connection that breaks, lose no more.
 const MOST_BYTES: u64 = 1 << 30;
+/// What is copied again after a restart, for each connection, where not all is.
+const MOST_BYTES_AGAIN: u64 = 256 << 20;
+/// Stretches of one table, unless it has more partitions: each is a row of the state.
+const MOST_STRETCHES: u64 = 10_000;
 /// Ranges for each connection, so that all of them end at about the same time.
 const RANGES_PER_CONNECTION: u64 = 8;
 /// Partitions in one range: each is a lock of the same transaction.
@@ -22,6 +27,8 @@ const ROW_HEADER: u64 = 28;
 /// A table or leaf, as the snapshot shows it.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Part {
+    /// `pg_class.oid`.
+    pub(super) oid: u32,
     pub(super) name: TableName,
     /// A published column is generated: COPY of the table itself refuses it.
     pub(super) generated: bool,
@@ -35,15 +42,15 @@ pub(super) struct Part {
     pub(super) rows: f64,
 }
 
-/// Pages of a part, or a range of its key, or all of it.
+/// Pages of a part, or all of it.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Piece {
     /// Index of the part.
     pub(super) part: usize,
     /// These pages alone.
     pub(super) pages: Option<Pages>,
-    /// These keys alone.
-    pub(super) keys: Option<KeySpan>,
+    /// As which stretch it is read, and what of it, if the copy goes by those.
+    pub(super) reading: Option<Reading>,
     /// Share of the part's bytes.
     pub(super) bytes: u64,
 }
@@ -53,19 +60,6 @@ pub(super) struct Piece {
 pub(super) struct Pages {
     pub(super) from: u64,
     pub(super) to: Option<u64>,
-}
-
-/// A range of a table's key.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) struct KeySpan {
-    /// Which of the table's ranges it is.
-    pub(super) number: usize,
-    /// The key's first column.
-    pub(super) column: String,
-    /// Values are greater; none: it is the first range.
-    pub(super) beyond: Option<String>,
-    /// The last value; none: it is the last range.
-    pub(super) to: Option<String>,
 }
 
 /// What is copied in one turn of a connection.
@@ -90,6 +84,13 @@ pub(super) fn cut(parts: &[Part], connections: usize) -> Vec<Range> {
     cut_to(parts, wanted.clamp(LEAST_BYTES, MOST_BYTES))
 }
 
+/// The same so that a restart goes on; `least`: ranges need not be larger.
+pub(super) fn cut_to_resume(parts: &[Part], connections: usize, least: u64) -> Vec<Range> {
+    let total: u64 = parts.iter().map(|part| part.bytes).sum();
+    let wanted = total / (connections.max(1) as u64 * RANGES_PER_CONNECTION);
+    cut_to(parts, wanted.clamp(LEAST_BYTES.min(least), MOST_BYTES_AGAIN).max(total / MOST_STRETCHES))
+}
+
 /// The same with ranges of about so many bytes.
 pub(super) fn cut_to(parts: &[Part], wanted: u64) -> Vec<Range> {
     let mut order: Vec<usize> = (0..parts.len()).collect();
@@ -103,11 +104,32 @@ pub(super) fn cut_to(parts: &[Part], wanted: u64) -> Vec<Range> {
             ranges.extend((0..pieces).map(|piece| vec![piece_of(index, part, piece, pieces)]));
             continue;
         }
-        let bytes: u64 = small.iter().map(|piece| piece.bytes).sum();
-        if !small.is_empty() && (bytes + part.bytes > wanted || small.len() >= MOST_PIECES) {
-            ranges.push(std::mem::take(&mut small));
+        let piece = Piece { part: index, pages: None, reading: None, bytes: part.bytes };
+        add_small(&mut ranges, &mut small, piece, wanted);
+    }
+    if !small.is_empty() {
+        ranges.push(small);
+    }
+    ranges
+}
+
+/// Adds a piece to those that are read together.
+fn add_small(ranges: &mut Vec<Range>, small: &mut Range, piece: Piece, wanted: u64) {
+    let bytes: u64 = small.iter().map(|piece| piece.bytes).sum();
+    if !small.is_empty() && (bytes + piece.bytes > wanted || small.len() >= MOST_PIECES) {
+        ranges.push(std::mem::take(small));
+    }
+    small.push(piece);
+}
+
+/// Pieces of stretches, which are read one by one, but for whole parts that are small.
+pub(super) fn together(pieces: Vec<Piece>) -> Vec<Range> {
+    let (mut ranges, mut small) = (Vec::new(), Range::new());
+    for piece in pieces {
+        match piece.pages {
+            Some(_) => ranges.push(vec![piece]),
+            None => add_small(&mut ranges, &mut small, piece, LEAST_BYTES),
         }
-        small.push(Piece { part: index, pages: None, keys: None, bytes: part.bytes });
     }
     if !small.is_empty() {
         ranges.push(small);
@@ -125,7 +147,7 @@ fn piece_of(index: usize, part: &Part, piece: u64, pieces: u64) -> Piece {
     Piece {
         part: index,
         pages: Some(Pages { from: pages.start, to: (!last).then_some(pages.end) }),
-        keys: None,
+        reading: None,
         bytes: bytes.end - bytes.start,
     }
 }
@@ -162,7 +184,7 @@ mod tests {
 
     fn part(name: &str, pages: u64) -> Part {
         let name = TableName::new("public", name);
-        Part { name, generated: false, by_page: true, pages, bytes: pages * 8192, rows: pages as f64 * 10.0 }
+        Part { oid: 1, name, generated: false, by_page: true, pages, bytes: pages * 8192, rows: pages as f64 * 10.0 }
     }
 
     fn spans(ranges: &[Range]) -> Vec<(usize, u64, Option<u64>)> {
@@ -180,7 +202,7 @@ mod tests {
 
     #[test]
     fn a_small_table_is_one_range_and_so_is_one_whose_pages_cannot_be_read_apart() {
-        assert_eq!(cut(&[part("t", 2)], 4), [[Piece { part: 0, pages: None, keys: None, bytes: 2 * 8192 }]]);
+        assert_eq!(cut(&[part("t", 2)], 4), [[Piece { part: 0, pages: None, reading: None, bytes: 2 * 8192 }]]);
         assert_eq!(cut(&[part("t", 0)], 4).len(), 1);
         let other = Part { by_page: false, ..part("t", 1 << 20) };
         assert_eq!(spans(&cut(&[other], 4)), []);

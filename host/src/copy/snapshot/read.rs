@@ -8,6 +8,7 @@ use tokio::task::JoinSet;
 
 use super::ranges::{Meter, Range};
 use super::{CopyDone, Wave, WaveTable, begin_sql, table};
+use crate::copy::stretches::Reading;
 use crate::error::{Error, Result};
 use crate::memory::{self, LARGE_ROW_BYTES};
 use crate::source::copy_out::{CopyConnection, LineBytes, Lines};
@@ -45,25 +46,22 @@ pub trait RowSink: Send + 'static {
         usize::MAX
     }
 
-    /// What comes next is this range of the table's key, whole.
+    /// What comes next is this of a stretch of the table.
     ///
     /// # Errors
     /// End the copy of the table.
-    fn range_begins(&mut self, _number: usize) -> impl Future<Output = Result<()>> + Send {
+    fn stretch_begins(&mut self, _reading: Reading) -> impl Future<Output = Result<()>> + Send {
         std::future::ready(Ok(()))
     }
 
-    /// The last row of the range was handed over.
+    /// The last row of the stretch was handed over.
     ///
     /// # Errors
     /// End the copy of the table.
-    fn range_ends(&mut self, _number: usize) -> impl Future<Output = Result<()>> + Send {
+    fn stretch_ends(&mut self, _reading: Reading) -> impl Future<Output = Result<()>> + Send {
         std::future::ready(Ok(()))
     }
 }
-
-/// Keys are found by their index, which the session does not use otherwise.
-const BY_INDEX: &str = "SET LOCAL enable_indexscan = on";
 
 impl Wave {
     /// Copies a table: each connection that takes part hands lines of COPY text to a sink
@@ -111,10 +109,7 @@ impl Wave {
         let observer = self.observer().await?;
         let timeout = self.options.lock_timeout;
         let names = range.iter().map(|piece| &table.parts[piece.part].name);
-        let mut begin = format!("{}; {}", begin_sql(&self.snapshot), table::lock_sql(names, timeout));
-        if range.iter().any(|piece| piece.keys.is_some()) {
-            begin = format!("{begin}; {BY_INDEX}");
-        }
+        let begin = format!("{}; {}", begin_sql(&self.snapshot), table::lock_sql(names, timeout));
         let doing = format!("locking table {} for its copy", table.table.name);
         if let Err(failed) = worker.execute(&begin, &doing).await {
             return Err(match table::snapshot_lost(&failed) {
@@ -177,9 +172,8 @@ async fn copy_pieces<S: RowSink>(
     let filter = table.row_filter.as_deref();
     for (index, piece) in range.iter().enumerate() {
         let part = &table.parts[piece.part];
-        let number = piece.keys.as_ref().map(|keys| keys.number);
-        if let Some(number) = number {
-            sink.range_begins(number).await?;
+        if let Some(reading) = piece.reading {
+            sink.stretch_begins(reading).await?;
         }
         let mut statement = table::copy_sql(part, piece, &table.schema, filter);
         let doing = format!("`{statement}`");
@@ -213,8 +207,8 @@ async fn copy_pieces<S: RowSink>(
             }
         }
         sink.hand_over(meter.rest()).await?;
-        if let Some(number) = number {
-            sink.range_ends(number).await?;
+        if let Some(reading) = piece.reading {
+            sink.stretch_ends(reading).await?;
         }
     }
     Ok(())

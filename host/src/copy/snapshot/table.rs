@@ -7,6 +7,7 @@ use std::time::Duration;
 use tokio_postgres::{Client, Row, ToStatement};
 
 use super::ranges::{Pages, Part, Piece, estimate_rows};
+use crate::copy::stretches::{Look, Reading};
 use crate::error::{Error, Result};
 use crate::schema::table::{TableName, TableSchema, quote_identifier};
 use crate::source::catalog::PublishedTable;
@@ -149,6 +150,7 @@ fn read_part(row: &Row, table: &TableName) -> Result<Part> {
     let block = size(13).max(1);
     let pages = size(8).div_ceil(block);
     Ok(Part {
+        oid: row.get(14),
         name,
         generated: row.get(6),
         by_page: row.get(7),
@@ -193,11 +195,8 @@ pub(super) fn copy_sql(part: &Part, piece: &Piece, schema: &TableSchema, row_fil
         conditions.push(format!("ctid >= '({from},0)'::tid"));
         conditions.extend(to.map(|to| format!("ctid < '({to},0)'::tid")));
     }
-    if let Some(keys) = &piece.keys {
-        // Bounds are the host's own: numbers and uuids.
-        let column = quote_identifier(&keys.column);
-        conditions.extend(keys.beyond.as_ref().map(|bound| format!("{column} > '{bound}'")));
-        conditions.extend(keys.to.as_ref().map(|bound| format!("{column} <= '{bound}'")));
+    if let Some(Reading { look: Look::Newer(base), .. }) = piece.reading {
+        conditions.push(base.newer_sql());
     }
     conditions.extend(row_filter.map(|filter| format!("({filter})")));
     if conditions.is_empty() {

@@ -5,6 +5,7 @@ use std::sync::{LazyLock, Weak};
 use tokio::sync::mpsc;
 
 use super::*;
+use crate::copy::stretches::{Look, Reading, Stretch};
 use crate::position::SnapshotId;
 use crate::schema::table::{Origin, TableName};
 use crate::scratch::{Cluster, ClusterOptions};
@@ -735,93 +736,121 @@ async fn a_table_that_waits_for_a_connection_is_not_locked() {
     assert_eq!(second.await.unwrap().unwrap_err().code(), "copy.changed");
 }
 
-/// Rows by the range that they came in, and the ranges that ended.
+/// Rows by what they were read of, and the readings that ended.
 #[derive(Default)]
-struct Ranged {
-    rows: Vec<(usize, i64)>,
-    ended: Vec<usize>,
+struct Stretched {
+    rows: Vec<(Reading, String)>,
+    ended: Vec<Reading>,
 }
 
-/// Notes what one connection copies by ranges.
+/// Notes what one connection copies by stretches.
 struct Notes {
-    all: Arc<Mutex<Ranged>>,
-    range: Option<usize>,
+    all: Arc<Mutex<Stretched>>,
+    reading: Option<Reading>,
 }
 
 impl RowSink for Notes {
     fn push(&mut self, line: &[u8]) -> Result<bool> {
-        let id = std::str::from_utf8(line).unwrap().split('\t').next().unwrap().parse().unwrap();
-        self.all.lock().unwrap().rows.push((self.range.expect("rows come in a range"), id));
+        let key = std::str::from_utf8(line).unwrap().split('\t').next().unwrap().trim_end().to_owned();
+        self.all.lock().unwrap().rows.push((self.reading.expect("rows come in a stretch"), key));
         Ok(false)
     }
 
-    async fn hand_over(&mut self, _: u64) -> Result<()> {
-        assert!(self.range.is_some());
+    async fn hand_over(&mut self, source_bytes: u64) -> Result<()> {
+        let look = self.reading.map(|reading| reading.look);
+        assert!(source_bytes == 0 || look == Some(Look::All), "what was counted is not counted again");
         Ok(())
     }
 
-    async fn range_begins(&mut self, number: usize) -> Result<()> {
-        assert_eq!(self.range.replace(number), None);
+    async fn stretch_begins(&mut self, reading: Reading) -> Result<()> {
+        assert_eq!(self.reading.replace(reading), None);
         Ok(())
     }
 
-    async fn range_ends(&mut self, number: usize) -> Result<()> {
-        assert_eq!(self.range.take(), Some(number));
-        self.all.lock().unwrap().ended.push(number);
+    async fn stretch_ends(&mut self, reading: Reading) -> Result<()> {
+        assert_eq!(self.reading.take(), Some(reading));
+        self.all.lock().unwrap().ended.push(reading);
         Ok(())
     }
+}
+
+/// The keys that each reading finds, in order.
+async fn read(wave: &Arc<Wave>, stretches: &[Stretch], readings: &[Reading]) -> Vec<(Reading, String)> {
+    let all: Arc<Mutex<Stretched>> = Arc::default();
+    let wanted = wave.tables[0].by_stretches(stretches, readings).unwrap();
+    let done = wave.copy_table(&wanted, || Notes { all: all.clone(), reading: None }).await.unwrap();
+    let mut found = std::mem::take(&mut *all.lock().unwrap());
+    assert_eq!(done.rows, found.rows.len() as u64);
+    found.ended.sort_unstable();
+    assert_eq!(found.ended, readings);
+    found.rows.sort_unstable();
+    found.rows
+}
+
+fn looks(count: usize, look: Look) -> Vec<Reading> {
+    (0..count).map(|number| Reading { number, look }).collect()
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_table_that_stands_in_the_order_of_its_key_is_copied_by_the_ranges_that_are_wanted() {
-    let setup = "CREATE TABLE t (id bigint PRIMARY KEY, a text);
-        INSERT INTO t SELECT i * 3 - 30000, repeat('x', 100) FROM generate_series(1, 20000) i;
-        CREATE PUBLICATION p FOR TABLE t WHERE (id % 2 = 0); ANALYZE t";
-    let source = Source::new("by_keys", setup).await;
+async fn a_table_is_read_by_the_stretches_that_are_wanted_each_row_in_one_of_them() {
+    let setup = "CREATE TABLE t (id text PRIMARY KEY, a int);
+        INSERT INTO t SELECT md5(i::text), i FROM generate_series(1, 20000) i;
+        CREATE PUBLICATION p FOR TABLE t WHERE (a % 2 = 0)";
+    let source = Source::new("by_stretches", setup).await;
     let wave = source.take().await;
-    let (column, ranges) = wave.key_ranges(table(&wave, "t")).await.unwrap().unwrap();
-    assert_eq!((column.as_str(), ranges.count()), ("id", 100));
-    // What is beyond the ends of the histogram is in the first and the last range.
-    source.run("INSERT INTO t SELECT i, 'beyond' FROM generate_series(-1000000, -999991) i").await;
-    source.run("INSERT INTO t SELECT i, 'beyond' FROM generate_series(1000000, 1000009) i").await;
+    let stretches = wave.stretches(&wave.tables[0], 1).unwrap();
+    assert_eq!(stretches.len(), 32, "eight for each connection");
+    assert_eq!(wave.stretches(&wave.tables[0], u64::MAX).unwrap().len(), 1, "of 32 megabytes at least");
+    // What is beyond the end is in the last one.
+    source.run("INSERT INTO t SELECT md5(i::text), i FROM generate_series(20001, 22000) i").await;
     let wave = source.take().await;
-    for wanted in [(0..100).collect::<Vec<usize>>(), vec![0, 7, 99], Vec::new()] {
-        let all: Arc<Mutex<Ranged>> = Arc::default();
-        let sink = || Notes { all: all.clone(), range: None };
-        let by_keys = table(&wave, "t").by_keys(&column, &ranges, &wanted);
-        let done = wave.copy_table(&by_keys, sink).await.unwrap();
-        let mut copied = std::mem::take(&mut *all.lock().unwrap());
-        assert_eq!(done.rows, copied.rows.len() as u64);
-        copied.ended.sort_unstable();
-        assert_eq!(copied.ended, wanted);
-        let ids = (1..=20_000).map(|i| i * 3 - 30_000).chain(-1_000_000..-999_990).chain(1_000_000..1_000_010);
-        let range = |id: &i64| ranges.of(id.to_string().as_bytes()).unwrap();
-        let mut expected: Vec<(usize, i64)> = ids.filter(|id| id % 2 == 0).map(|id| (range(&id), id)).collect();
-        expected.retain(|(range, _)| wanted.contains(range));
-        expected.sort_unstable();
-        copied.rows.sort_unstable();
-        assert!(copied.rows == expected, "{} rows, not {}", copied.rows.len(), expected.len());
-    }
+    let all = read(&wave, &stretches, &looks(32, Look::All)).await;
+    let mut keys: Vec<&str> = all.iter().map(|(_, key)| key.as_str()).collect();
+    keys.sort_unstable();
+    let expected = source.sql.query("SELECT id FROM t WHERE a % 2 = 0 ORDER BY id COLLATE \"C\"", &[]).await.unwrap();
+    let expected: Vec<&str> = expected.iter().map(|row| row.get(0)).collect();
+    assert!(keys == expected, "{} rows, not {}", keys.len(), expected.len());
+    let some = [0, 7, 31].map(|number| Reading { number, look: Look::All });
+    let of_some: Vec<_> = all.into_iter().filter(|(reading, _)| some.contains(reading)).collect();
+    assert!(read(&wave, &stretches, &some).await == of_some);
+    assert_eq!(read(&wave, &stretches, &[]).await, []);
+    let strange = Stretch { leaf: 1, ..stretches[0] };
+    assert!(wave.tables[0].by_stretches(&[strange], &looks(1, Look::All)).is_none());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_second_look_finds_what_moved_between_partitions_and_stretches_and_nothing_old() {
+    let setup = "CREATE TABLE t (id int, a text) PARTITION BY RANGE (id);
+        CREATE TABLE low PARTITION OF t FOR VALUES FROM (0) TO (5000);
+        CREATE TABLE high PARTITION OF t FOR VALUES FROM (5000) TO (1000000);
+        ALTER TABLE t ADD PRIMARY KEY (id);
+        INSERT INTO t SELECT i, repeat('x', 100) FROM generate_series(1, 9999) i;
+        CREATE PUBLICATION p FOR TABLE t WITH (publish_via_partition_root)";
+    let source = Source::new("second_look", setup).await;
+    let wave = source.take().await;
+    let (base, stretches) = (wave.base(), wave.stretches(&wave.tables[0], 1).unwrap());
+    drop(wave);
+    source.run("UPDATE t SET a = 'newer' WHERE id % 1000 = 0; UPDATE t SET id = 10499 WHERE id = 4999").await;
+    source.run("DELETE FROM t WHERE id % 1000 = 1; INSERT INTO t SELECT 3001, 'back'").await;
+    source.run("VACUUM (FREEZE) t").await;
+    let wave = source.take().await;
+    let found = read(&wave, &stretches, &looks(stretches.len(), Look::Newer(base))).await;
+    let mut found: Vec<&str> = found.iter().map(|(_, key)| key.as_str()).collect();
+    found.sort_unstable();
+    assert_eq!(found, ["1000", "10499", "2000", "3000", "3001", "4000", "5000", "6000", "7000", "8000", "9000"]);
+    let nothing = read(&wave, &stretches, &looks(stretches.len(), Look::Newer(wave.base()))).await;
+    assert_eq!(nothing, []);
 }
 
 #[tokio::test]
-async fn what_is_not_in_the_order_of_a_key_that_the_host_can_compare_has_no_ranges() {
-    let setup = "CREATE TABLE texts (id text PRIMARY KEY); INSERT INTO texts SELECT to_char(i, '00000') FROM generate_series(1, 5000) i;
-        CREATE TABLE spread (id int PRIMARY KEY); INSERT INTO spread SELECT i FROM generate_series(1, 5000) i ORDER BY md5(i::text);
-        CREATE TABLE second (id int, b int, PRIMARY KEY (b, id)); INSERT INTO second SELECT i, i % 3 FROM generate_series(1, 5000) i;
-        CREATE TABLE parent (id int PRIMARY KEY); CREATE TABLE child () INHERITS (parent);
-        INSERT INTO parent SELECT i FROM generate_series(1, 5000) i;
-        CREATE TABLE root (id int PRIMARY KEY) PARTITION BY RANGE (id); CREATE TABLE leaf PARTITION OF root DEFAULT;
-        INSERT INTO root SELECT i FROM generate_series(1, 5000) i;
-        CREATE TABLE heap (id int); INSERT INTO heap SELECT i FROM generate_series(1, 5000) i;
-        CREATE TABLE uuids (id uuid PRIMARY KEY); INSERT INTO uuids SELECT lpad(to_hex(i), 32, '0')::uuid FROM generate_series(1, 5000) i;
-        ANALYZE; CREATE TABLE fresh (id int PRIMARY KEY); INSERT INTO fresh SELECT i FROM generate_series(1, 5000) i;
-        CREATE PUBLICATION p FOR ALL TABLES WITH (publish_via_partition_root)";
-    let source = Source::new("no_ranges", setup).await;
+async fn what_is_no_heap_or_has_no_pages_at_all_has_no_stretches() {
+    let setup = "CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION p FOR TABLE t";
+    let source = Source::new("no_stretches", setup).await;
     let wave = source.take().await;
-    for name in ["texts", "spread", "second", "parent", "root", "heap", "fresh"] {
-        assert_eq!(wave.key_ranges(table(&wave, name)).await.unwrap(), None, "{name}");
-    }
-    let (_, uuids) = wave.key_ranges(table(&wave, "uuids")).await.unwrap().unwrap();
-    assert_eq!(uuids.count(), 100);
+    let table = &wave.tables[0];
+    assert_eq!(wave.stretches(table, 1).unwrap().len(), 1, "an empty table may be filled meanwhile");
+    let other: Vec<ranges::Part> =
+        table.parts.iter().map(|part| ranges::Part { by_page: false, ..part.clone() }).collect();
+    assert_eq!(wave.stretches(&WaveTable { parts: other.into(), ..table.clone() }, 1), None);
+    assert_eq!(wave.stretches(&WaveTable { parts: Vec::new().into(), ..table.clone() }, 1), None);
 }

@@ -18,7 +18,8 @@ SELECT b.root, n.nspname::text, c.relname::text, c.relkind::text, c.relpersisten
     coalesce(pg_relation_size(c.oid), 0),
     coalesce(pg_table_size(c.oid), 0),
     c.relpages, c.reltuples::float8, w.width,
-    current_setting('block_size')::int8
+    current_setting('block_size')::int8,
+    c.oid
 FROM below b JOIN pg_class c USING (oid) JOIN pg_namespace n ON n.oid = c.relnamespace
 JOIN tables t USING (root)
 LEFT JOIN pg_am m ON m.oid = c.relam

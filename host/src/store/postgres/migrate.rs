@@ -10,6 +10,7 @@ pub(super) const MIGRATIONS: &[&str] = &[
     include_str!("../migrations/postgres/0001_first.sql"),
     include_str!("../migrations/postgres/0002_barriers.sql"),
     include_str!("../migrations/postgres/0003_history.sql"),
+    include_str!("../migrations/postgres/0004_stretches.sql"),
 ];
 
 /// The number of migrations that were applied; 0 if there is no state.

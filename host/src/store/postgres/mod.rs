@@ -31,7 +31,7 @@ use self::rows::pg_lsn;
 use self::writer::Claim;
 use super::backend::Backend;
 use super::barriers::{BarrierRecord, Verdict};
-use super::copies::{CopyRecord, RangeRecord};
+use super::copies::{CopyRecord, StretchRecord};
 use super::directory::Directory;
 use super::limits::check_value;
 use super::records::{
@@ -40,7 +40,7 @@ use super::records::{
 };
 use super::server::{StoreServer, unreachable};
 use crate::error::{Error, Result};
-use crate::position::{Position, SnapshotId};
+use crate::position::{Lsn, Position, SnapshotId};
 use crate::schema::table::TableSchema;
 use crate::schema::tombstone::Tombstone;
 
@@ -334,8 +334,12 @@ impl Backend for Postgres {
         self.write(async |link| copies::put(link, copy).await)
     }
 
-    fn save_ranges(&mut self, destination: &str, oid: u32, ranges: &[(usize, RangeRecord)]) -> Result<()> {
-        self.write(async |link| copies::put_ranges(link, destination, oid, ranges).await)
+    fn save_stretch(&mut self, destination: &str, oid: u32, number: usize, stretch: StretchRecord) -> Result<()> {
+        self.write(async |link| copies::put_stretches(link, destination, oid, &[(number, stretch)]).await)
+    }
+
+    fn save_cleaned(&mut self, destination: &str, oid: u32, cleaned: Lsn) -> Result<()> {
+        self.write(async |link| copies::put_cleaned(link, destination, oid, cleaned).await)
     }
 
     fn delete_copy(&mut self, destination: &str, oid: u32) -> Result<()> {

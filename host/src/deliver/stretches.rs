@@ -1,17 +1,18 @@
-//! A destination's side of copies by ranges of the key: what is stored of each range, and
-//! when, so that a restart goes on with those that are not done (P19).
+//! A destination's side of copies by stretches of pages: what is stored of each, and when,
+//! so that a restart goes on with those that are not done (P19).
 
 use std::sync::Arc;
 
+use crate::copy::{Base, Look, Reading};
 use crate::position::{Lsn, Position};
 use crate::schema::table::TableSchema;
 use crate::schema::wire::snapshot_to_wire;
-use crate::store::{CopyRecord, RangeRecord, TableState};
+use crate::store::{CopyRecord, TableState};
 use crate::wire;
 
 use super::copies::CopyEnded;
 use super::destination::{Destination, Run, Stop, now_us};
-use super::ledger::{Copied, Entry, RangeEnd};
+use super::ledger::{Copied, Entry, StretchEnd};
 use super::resume::not_resumable;
 use super::routes::Place;
 use super::sending::Ended;
@@ -19,13 +20,13 @@ use super::sending::Ended;
 /// What a plugin answers that is to go on with a run it does not know.
 const RUN_UNKNOWN: &str = "run-unknown";
 
-/// A range of a copy that is durable.
-pub(super) struct EndedRange {
+/// A stretch of a copy of which all that was read is durable.
+pub(super) struct EndedStretch {
     oid: u32,
     /// As the plugin knows it.
     run: Arc<str>,
-    number: usize,
-    floor: Lsn,
+    reading: Reading,
+    base: Base,
     rows: u64,
     bytes: u64,
 }
@@ -45,9 +46,9 @@ impl Destination {
         Place { destination: self.parts.index, oid }
     }
 
-    /// A copy that begins can be resumed, if it goes by ranges.
-    pub(super) async fn record_ranges(&mut self, ranges: Option<CopyRecord>) -> Result<(), Stop> {
-        let Some(mut copy) = ranges else { return Ok(()) };
+    /// A copy that begins can be resumed, if it goes by stretches.
+    pub(super) async fn record_copy(&mut self, copy: Option<CopyRecord>) -> Result<(), Stop> {
+        let Some(mut copy) = copy else { return Ok(()) };
         copy.destination = self.parts.config.name.clone();
         self.until_stored(async |store| store.save_copy(copy.clone()).await).await?;
         self.parts.resumes.put(self.place(copy.oid), copy);
@@ -64,7 +65,7 @@ impl Destination {
         let oid = schema.oid;
         // What is under way of an earlier attempt counts as well.
         self.flush().await?;
-        self.store_ranges().await?;
+        self.store_stretches().await?;
         let known = self.parts.resumes.get(self.place(oid)).filter(|copy| copy.run == run);
         let Some(table) = self.parts.tables.get_mut(&oid) else {
             return Err(self.cannot_resume(schema, "it is gone").await?);
@@ -83,10 +84,10 @@ impl Destination {
             return Err(self.cannot_resume(schema, "rows of it were refused").await?);
         }
         self.save_table(oid).await?;
-        let done = copy.ranges.iter().filter(|range| range.floor.is_some()).count();
+        let done = copy.stretches.iter().filter(|stretch| stretch.base.is_some()).count();
         tracing::info!(
             destination = %self.parts.config.name, table = %schema.name, rows,
-            "the copy of the table goes on: {done} of {} ranges of its key are there", copy.ranges.len()
+            "the copy of the table goes on: {done} of its {} stretches are there", copy.stretches.len()
         );
         Ok(bytes)
     }
@@ -127,103 +128,90 @@ impl Destination {
         Ok(())
     }
 
-    /// Rows that went from a range before it is copied again.
+    /// Rows that went from the table since the run began.
     pub(super) fn delete_entry(&mut self, oid: u32, id: Arc<str>, deletes: wire::MergeRows) -> Option<Entry> {
         let table = self.parts.tables.get_mut(&oid)?;
         table.run.as_ref().filter(|run| run.id == id)?;
         let mut entry = Entry::new();
-        entry.copied = Some(Copied { oid, run: id, range: None, rows: 0, source_bytes: 0 });
+        entry.copied = Some(Copied { oid, run: id, reading: None, rows: 0, source_bytes: 0 });
         let snapshot = snapshot_to_wire(table.schema.as_ref()?.snapshot);
         let content = wire::Content::Merge(deletes);
         entry.group.batches.push(wire::Batch { table_id: oid, snapshot, through: None, content });
         Some(entry)
     }
 
-    /// The rows of a range begin, which is on disk before the first of them is sent; or they
-    /// ended.
-    pub(super) async fn mark_range(&mut self, oid: u32, id: Arc<str>, number: usize, ended: bool) -> Result<(), Stop> {
-        let run = self.parts.tables.get_mut(&oid).and_then(|table| table.run.as_mut()).filter(|run| run.id == id);
-        let Some(run) = run else { return Ok(()) };
-        if ended {
-            let settled = self.ledger.range_ended(RangeEnd { oid, run: id, number });
-            self.settle(settled);
-            return self.store_ranges().await;
-        }
-        let (name, floor) = (run.name.clone(), run.floor);
-        let mut begins = false;
-        let range = self.parts.resumes.update(self.place(oid), &name, number, |range| {
-            begins = range.since.is_none();
-            range.since.get_or_insert(floor);
-        });
-        if let Some(range) = range.filter(|_| begins) {
-            self.save_ranges(oid, vec![(number, range)]).await?;
-            crate::failpoint::reached("copy.range-started");
+    /// All that went before `through` was deleted, which is on disk before any stretch is
+    /// as of a later snapshot: told once more, a delete would take a row that has come back.
+    pub(super) async fn cleaned(&mut self, oid: u32, id: Arc<str>, through: Lsn) -> Result<(), Stop> {
+        self.flush().await?;
+        // A run that was cut off may have lost some of the deletes.
+        let run = self.parts.tables.get(&oid).and_then(|table| table.run.as_ref()).filter(|run| run.id == id);
+        let Some(run) = run.map(|run| run.name.clone()) else { return Ok(()) };
+        if self.parts.resumes.update(self.place(oid), &run, |copy| copy.cleaned = through).is_some() {
+            let name = self.parts.config.name.clone();
+            self.until_stored(async |store| store.save_cleaned(&name, oid, through).await).await?;
+            crate::failpoint::reached("copy.cleaned");
         }
         Ok(())
     }
 
-    /// All rows of a range are durable.
-    pub(super) fn range_durable(&mut self, end: &RangeEnd) {
-        let run = self.parts.tables.get_mut(&end.oid).and_then(|table| table.run.as_mut());
-        let Some(run) = run.filter(|run| run.id == end.run) else { return };
-        let counted = run.ranges.as_mut().and_then(|ranges| ranges.remove(&end.number));
-        let (rows, bytes) = counted.unwrap_or_default();
-        let (run, floor) = (run.name.clone(), run.floor);
-        self.ended.push(EndedRange { oid: end.oid, run, number: end.number, floor, rows, bytes });
+    /// What is read of a stretch begins, or has ended.
+    pub(super) async fn mark_stretch(
+        &mut self,
+        oid: u32,
+        id: Arc<str>,
+        reading: Reading,
+        ended: bool,
+    ) -> Result<(), Stop> {
+        let run = self.parts.tables.get_mut(&oid).and_then(|table| table.run.as_mut());
+        if run.is_none_or(|run| run.id != id) {
+            return Ok(());
+        }
+        if !ended {
+            crate::failpoint::reached("copy.range-started");
+            return Ok(());
+        }
+        let settled = self.ledger.stretch_ended(StretchEnd { oid, run: id, reading });
+        self.settle(settled);
+        self.store_stretches().await
     }
 
-    /// Stores the ranges that have become durable. Until then they would be copied again.
-    pub(super) async fn store_ranges(&mut self) -> Result<(), Stop> {
-        for EndedRange { oid, run, number, floor, rows, bytes } in std::mem::take(&mut self.ended) {
-            let range = self.parts.resumes.update(self.place(oid), &run, number, |range| {
-                *range = RangeRecord { since: range.since, floor: Some(floor), rows, bytes };
+    /// All that was read of a stretch is durable.
+    pub(super) fn stretch_durable(&mut self, end: &StretchEnd) {
+        let run = self.parts.tables.get_mut(&end.oid).and_then(|table| table.run.as_mut());
+        let Some(run) = run.filter(|run| run.id == end.run) else { return };
+        let counted = run.stretches.as_mut().and_then(|stretches| stretches.remove(&end.reading.number));
+        let (rows, bytes) = counted.unwrap_or_default();
+        let (run, base) = (run.name.clone(), run.base);
+        self.ended.push(EndedStretch { oid: end.oid, run, reading: end.reading, base, rows, bytes });
+    }
+
+    /// Stores the stretches that have become durable. Until then they would be read again.
+    pub(super) async fn store_stretches(&mut self) -> Result<(), Stop> {
+        for EndedStretch { oid, run, reading: Reading { number, look }, base, rows, bytes } in
+            std::mem::take(&mut self.ended)
+        {
+            let stretch = self.parts.resumes.update_stretch(self.place(oid), &run, number, |stretch| {
+                stretch.base = Some(base);
+                // A second look is at rows that were counted, but for a few.
+                if look == Look::All {
+                    (stretch.rows, stretch.bytes) = (rows, bytes);
+                }
             });
-            if let Some(range) = range {
-                self.save_ranges(oid, vec![(number, range)]).await?;
+            if let Some(stretch) = stretch {
+                let name = self.parts.config.name.clone();
+                self.until_stored(async |store| store.save_stretch(&name, oid, number, stretch).await).await?;
                 crate::failpoint::reached("copy.range-done");
             }
         }
         Ok(())
     }
 
-    async fn save_ranges(&mut self, oid: u32, ranges: Vec<(usize, RangeRecord)>) -> Result<(), Stop> {
-        let name = self.parts.config.name.clone();
-        self.until_stored(async |store| store.save_ranges(&name, oid, ranges.clone()).await).await
-    }
-
-    /// The position that a copy under way has in the end; none while a range is not done.
+    /// The position that a copy under way has in the end; none while a stretch is not done.
     pub(super) fn floor_of(&self, oid: u32, run: &Run) -> Option<Lsn> {
-        match run.ranges {
-            Some(_) => self.parts.resumes.bounds(self.place(oid)).map(|(least, _)| least),
-            None => Some(run.floor),
-        }
-    }
-
-    /// Tables that are beyond the floors of their ranges: they go by their position alone,
-    /// once that is stored.
-    pub(super) async fn forget_floors(&mut self) -> Result<(), Stop> {
-        for oid in std::mem::take(&mut self.beyond) {
-            let Some(position) = self.parts.tables.get(&oid).map(|table| table.record.position) else { continue };
-            let place = self.place(oid);
-            if self.parts.resumes.bounds(place).is_some() && !self.parts.resumes.is_below(place, position) {
-                self.save_table(oid).await?;
-                self.forget_copy(oid).await?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Adds that the table is at a position, without rows.
-    pub(super) fn add_passed(&mut self, entry: &mut Entry, oid: u32, position: Position) {
-        let transactional = self.parts.lane.can("transactional");
-        let Some(table) = self.parts.tables.get_mut(&oid).filter(|table| table.takes_changes()) else { return };
-        table.passed = table.passed.max(Some(position));
-        // Said also where more was sent: what is acknowledged is known to be stored there.
-        let through = table.sent.map_or(position, |sent| sent.max(position));
-        let Some(applied) = table.schema.as_ref().map(|schema| snapshot_to_wire(schema.snapshot)) else { return };
-        match transactional {
-            true => self.add_content(entry, oid, applied, through, no_rows(position.epoch), 64),
-            false => self.passed(entry, oid, through),
+        match run.stretches {
+            Some(_) => self.parts.resumes.get(self.place(oid))?.complete(),
+            None => Some(run.base.floor),
         }
     }
 }
@@ -244,11 +232,6 @@ pub(super) fn upserts(as_of: Position, rows: wire::Rows) -> wire::MergeRows {
         moved_from: none(),
         deletes: none(),
     }
-}
-
-/// A batch that says no more than how far its table is.
-fn no_rows(epoch: u32) -> wire::Content {
-    wire::Content::Merge(upserts(Position { epoch, ..Position::default() }, none()))
 }
 
 fn none() -> wire::Rows {
