@@ -11,11 +11,13 @@ use tidegate::schema::classify::{Change, Class};
 use tidegate::schema::decide::{ApplyMode, decide};
 
 /// Literals that look like codes and are names of files.
-const FILES: [&str; 16] = [
+const FILES: [&str; 18] = [
     "ca.pem",
     "control.sock",
     "manifest.ndjson",
     "memory.max",
+    "plugins.json",
+    "settings.toml",
     "postmaster.pid",
     "rustup-target-add.failed",
     "server.crt",

@@ -204,7 +204,7 @@ fn a_mirror_that_is_neither_as_before_nor_as_after_is_named_with_both_lists() {
 fn a_table_without_transactions_that_is_neither_as_before_nor_as_after_is_named_with_both_lists() {
     let from = database(source(), "neither_steps");
     somebody_meddles(&from, into_steps(&from), |pipeline| {
-        let file = pipeline.directory().join("steps/t.json");
+        let file = pipeline.directory().join("steps/public.t.json");
         let text = std::fs::read_to_string(&file).unwrap();
         assert!(text.contains("\"a\""), "{text}");
         std::fs::write(&file, text.replace("\"a\"", "\"odd\"")).unwrap();
@@ -261,7 +261,7 @@ fn rows_of_before_a_drop_a_rename_and_a_wider_type_that_come_again_leave_files_e
     let from = database(source(), "replayed_steps");
     let mut pipeline = into_steps(&from);
     replayed(&from, &mut pipeline);
-    let text = std::fs::read_to_string(pipeline.directory().join("steps/t.json")).unwrap();
+    let text = std::fs::read_to_string(pipeline.directory().join("steps/public.t.json")).unwrap();
     let kept: Value = serde_json::from_str(&text).unwrap();
     let rows: Vec<&Value> = kept["rows"].as_object().unwrap().values().collect();
     let wanted = from.sql(
