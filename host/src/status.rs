@@ -326,11 +326,11 @@ impl StatusReport {
         &mut self.destinations[index]
     }
 
-    /// Whether every table of every destination is live.
+    /// Whether every table of every destination is live, and there is a destination.
     pub fn all_ready(&self) -> bool {
-        self.destinations
-            .iter()
-            .all(|destination| destination.tables.iter().all(|table| table.state == TableState::Ready))
+        let ready =
+            |destination: &DestinationStatus| destination.tables.iter().all(|table| table.state == TableState::Ready);
+        !self.destinations.is_empty() && self.destinations.iter().all(ready)
     }
 }
 

@@ -224,8 +224,10 @@ impl Pipeline {
         let start = Instant::now();
         loop {
             let status = self.status();
+            // A process tells of itself before it tells of its destinations.
             if let Some(status) = &status
                 && status.pid.is_some()
+                && !status.destinations.is_empty()
                 && condition(status)
             {
                 return status.clone();
@@ -240,7 +242,7 @@ impl Pipeline {
 
     /// Waits until every table of every destination is live.
     pub fn wait_ready(&mut self) -> StatusReport {
-        self.wait_status("all tables are ready", |status| !status.destinations.is_empty() && status.all_ready())
+        self.wait_status("all tables are ready", StatusReport::all_ready)
     }
 
     /// Waits until every destination has everything committed at the source so far.
