@@ -68,7 +68,7 @@ fn turns(
 }
 
 fn once(database: &Database<'_>, connections: u64, rows: u64, tables: usize) -> Result<Measured> {
-    let setup = Setup { pipeline: format!("copy_connections = {connections}"), ..Setup::default() };
+    let setup = Setup { source: format!("copy_connections = {connections}"), ..Setup::default() };
     let mut host = Host::with(database, "copy", &setup)?;
     host.start()?;
     let measured = host.measure_copy(tables, rows)?;

@@ -47,13 +47,15 @@ pub struct Host {
 pub struct Setup {
     /// More lines for `[pipeline]`.
     pub pipeline: String,
+    /// More lines for `[source]`.
+    pub source: String,
     pub destinations: String,
 }
 
 impl Default for Setup {
     /// Into the counting plugin.
     fn default() -> Setup {
-        Setup { pipeline: String::new(), destinations: Setup::count("count") }
+        Setup { pipeline: String::new(), source: String::new(), destinations: Setup::count("count") }
     }
 }
 
@@ -91,9 +93,10 @@ impl Host {
         let directory = tempfile::tempdir()?;
         let config = format!(
             "[pipeline]\nname = \"{name}\"\nstate = \"state\"\nplugins = \"{plugins}\"\n{pipeline}\n\
-             [source]\nurl = \"{url}\"\npublication = \"pub\"\n\n{destinations}",
+             [source]\nurl = \"{url}\"\npublication = \"pub\"\n{source}\n\n{destinations}",
             plugins = plugins(directory.path())?.display(),
             pipeline = setup.pipeline,
+            source = setup.source,
             url = database.url(),
             destinations = setup.destinations,
         );
