@@ -1,7 +1,7 @@
 //! What is at a destination after a change that was cut off, beside what its table would
 //! be before the step under way and after it (P27).
 
-use crate::plugin::{Called, Instance};
+use crate::plugin::{Called, Instance, same_columns};
 use crate::position::SnapshotId;
 use crate::schema::change::SchemaChange;
 use crate::store::TableError;
@@ -65,20 +65,6 @@ impl Looked {
     fn found(&self) -> Option<&wire::PhysicalTable> {
         self.left.as_ref().or(self.there.as_ref())
     }
-}
-
-/// Same columns in the same spelling, in any order.
-pub(super) fn same_columns(a: &wire::PhysicalTable, b: &wire::PhysicalTable) -> bool {
-    let sorted = |table: &wire::PhysicalTable| {
-        let mut columns: Vec<(String, String, bool)> = table
-            .columns
-            .iter()
-            .map(|column| (column.name.clone(), column.type_name.clone(), column.nullable))
-            .collect();
-        columns.sort();
-        columns
-    };
-    sorted(a) == sorted(b)
 }
 
 /// Why it is not known how an interrupted change goes on, with the lists side by side.

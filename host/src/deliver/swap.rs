@@ -12,12 +12,11 @@ use std::sync::Arc;
 use tokio::sync::{mpsc, watch};
 
 use crate::error::{Error, Result};
-use crate::plugin::{CallError, Called, Plugin};
+use crate::plugin::{CallError, Called, Plugin, same_columns, same_table};
 use crate::status::StatusError;
 use crate::wire;
 
 use super::destination::{Destination, Stop, Table};
-use super::looked::same_columns;
 use super::plugins::News;
 use super::retry::{Action, action};
 
@@ -230,10 +229,6 @@ impl Destination {
 }
 
 const OTHER_TABLE: &str = "plugin.other-table";
-
-fn same_table(a: &wire::PhysicalTable, b: &wire::PhysicalTable) -> bool {
-    a.path == b.path && same_columns(a, b)
-}
 
 fn taken_back(bad: &Plugin, good: &Plugin, error: &CallError) -> Error {
     let digest: String = bad.sha256.chars().take(12).collect();

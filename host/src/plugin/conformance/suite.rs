@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::rows::{self, Cells, STEPS};
 use super::{Check, Outcome};
-use crate::plugin::{CallError, Instance, InstanceOptions, Plugin};
+use crate::plugin::{CallError, Instance, InstanceOptions, Plugin, same_table, sorted_columns};
 use crate::position::{Lsn, SnapshotId};
 use crate::schema::plan::plan;
 use crate::schema::table::TableSchema;
@@ -176,7 +176,7 @@ impl<'a> Suite<'a> {
         let table = self.wire_table();
         let first = self.instance()?.render_table(&table).await?;
         let second = self.instance()?.render_table(&table).await?;
-        if columns(&first) != columns(&second) || first.path != second.path {
+        if !same_table(&first, &second) {
             return failed("two answers about one table differ");
         }
         Ok(())
@@ -188,7 +188,7 @@ impl<'a> Suite<'a> {
         let Some(there) = self.instance()?.inspect_table(&table).await? else {
             return failed("it says that there is no table");
         };
-        let (wanted, found) = (columns(&rendered), columns(&there));
+        let (wanted, found) = (sorted_columns(&rendered), sorted_columns(&there));
         if wanted != found {
             return failed(format!("the table is to be {wanted:?}, and is {found:?}"));
         }
@@ -456,15 +456,6 @@ fn merge(sequence: wire::Sequence, upserts: wire::Rows, deletes: wire::Rows) -> 
         moved_from: rows::none(),
         deletes,
     })
-}
-
-/// Columns in the destination's spelling, in any order.
-fn columns(table: &wire::PhysicalTable) -> Vec<(String, String, bool)> {
-    let all = table.columns.iter();
-    let mut columns: Vec<_> =
-        all.map(|column| (column.name.clone(), column.type_name.clone(), column.nullable)).collect();
-    columns.sort();
-    columns
 }
 
 fn place(position: Option<wire::Position>) -> Option<(u32, u64, u64)> {
